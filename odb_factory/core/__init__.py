@@ -1,0 +1,1 @@
+"""Pure algorithms of Online Dynamic Batching: no torch, no processes, no clock."""

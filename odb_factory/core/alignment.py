@@ -1,0 +1,158 @@
+"""Alignment of the number of groups over ranks: the solution of the Distributed Group Alignment Problem (DGAP).
+
+Per round every rank contributes one `RankReport`. One element-wise *minimum* over ranks (`encode`) gives every rank the
+same `GlobalView`, and from it alone each computes the same number of steps `T` (`target`). A rank then makes exactly
+`T` slots of its own window (`plan_round`): too many groups overflow back into the window, too few are split, and a rank
+whose window is empty has `T` IDLE slots.
+
+Why it ends (G4): `target` is at least 1 while any rank has a sample, and `plan_round` fills each of the `T` slots of a
+rank with samples with at least one sample (`T` is at most the smallest non-empty window, so `split_to` can). Hence each
+round emits at least one sample, and samples only ever leave. Why nobody waits for ever (G5): which collectives follow,
+and whether there is a next round, depends only on reduced values, which are the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from odb_factory.core.budget import Budget
+from odb_factory.core.grouping import Group, split_to
+from odb_factory.core.sample import SampleMeta
+
+NONE = 2**62
+"""Stands for "no such rank" in a minimum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """What one rank tells the others about its window, at the start of a round."""
+
+    capacity: int
+    """`C`: groups that it can emit in this round, at least 1."""
+    samples: int
+    """`S`: samples in its window."""
+    groups: int
+    """`G`: groups that they make."""
+    full: int
+    """`F`: how many of these are full."""
+    overdue: int
+    """How many groups hold a sample that was held back for `max_wait` rounds."""
+    exhausted: bool
+    """No sample will come after those in the window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalView:
+    """What all ranks know together. "Active" ranks are those with a sample in their window."""
+
+    min_capacity: int
+    """Over active ranks."""
+    min_samples: int
+    """Over active ranks; 0 if there is none."""
+    max_groups: int
+    min_full: int
+    """Over active ranks."""
+    max_overdue: int
+    draining: bool
+    """Some rank is exhausted."""
+
+    @property
+    def empty(self) -> bool:
+        """No rank has a sample left."""
+        return self.min_samples == 0
+
+
+def make_report(
+    groups: Sequence[Group], waited: Mapping[int, int], *, capacity: int, max_wait: int, exhausted: bool
+) -> RankReport:
+    """The report of a rank with these groups; `waited[index]` is the number of rounds a sample was held back."""
+    return RankReport(
+        capacity=capacity,
+        samples=sum(len(g.samples) for g in groups),
+        groups=len(groups),
+        full=sum(g.full for g in groups),
+        overdue=sum(_age(g, waited) >= max_wait for g in groups),
+        exhausted=exhausted,
+    )
+
+
+def encode(report: RankReport) -> tuple[int, ...]:
+    """Integers (6,) whose element-wise minimum over ranks `decode` understands."""
+    active = report.samples > 0
+    return (
+        report.capacity if active else NONE,
+        report.samples if active else NONE,
+        -report.groups,
+        report.full if active else NONE,
+        -report.overdue,
+        -int(report.exhausted),
+    )
+
+
+def decode(minima: Sequence[int]) -> GlobalView:
+    """The global view out of the element-wise minimum of all ranks' `encode`."""
+    capacity, samples, neg_groups, full, neg_overdue, neg_exhausted = minima
+    return GlobalView(
+        min_capacity=capacity if capacity != NONE else 0,
+        min_samples=samples if samples != NONE else 0,
+        max_groups=-neg_groups,
+        min_full=full if full != NONE else 0,
+        max_overdue=-neg_overdue,
+        draining=neg_exhausted < 0,
+    )
+
+
+def target(view: GlobalView, rule: str) -> int:
+    """`T`, the number of steps of this round: the same on every rank; 0 only when no rank has a sample.
+
+    `max` (the paper's rule): `max(1, min(max G, min+ C, min+ S))`. `carry`: before the drain the smallest number of
+    full groups, so that every rank emits only full groups, but enough steps for every overdue group; in the drain as
+    `max`.
+    """
+    if view.empty:
+        return 0
+    bound = min(view.min_capacity, view.min_samples)
+    wanted = view.max_groups if rule == "max" or view.draining else max(view.min_full, view.max_overdue)
+    return max(1, min(wanted, bound))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """What a rank emits in a round."""
+
+    slots: tuple[Group | None, ...]
+    """(T,) groups in no particular order; all None where the window is empty."""
+    kept: tuple[SampleMeta, ...]
+    """Overflow: the samples that return to the window."""
+
+
+def plan_round(
+    groups: Sequence[Group],
+    waited: Mapping[int, int],
+    steps: int,
+    budget: Budget,
+    *,
+    split: str,
+    max_wait: int,
+    rng: random.Random,
+) -> RoundPlan:
+    """Exactly `steps` slots out of this rank's groups.
+
+    Too many groups: overdue ones go first, oldest first; then full ones, then the others, drawn at random. A choice by
+    length would let the long samples, or the short ones, sink to the end of the epoch.
+    """
+    if not groups:
+        return RoundPlan((None,) * steps, ())
+    if len(groups) <= steps:
+        return RoundPlan(tuple(split_to(groups, steps, budget, split)), ())
+    drawn = list(groups)
+    rng.shuffle(drawn)
+    drawn.sort(key=lambda g: (-age if (age := _age(g, waited)) >= max_wait else 0, not g.full))
+    kept = tuple(s for g in drawn[steps:] for s in g.samples)
+    return RoundPlan(tuple(drawn[:steps]), kept)
+
+
+def _age(group: Group, waited: Mapping[int, int]) -> int:
+    return max(waited.get(s.index, 0) for s in group.samples)

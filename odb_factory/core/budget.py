@@ -1,0 +1,53 @@
+"""The token budget: what a group costs, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from odb_factory.core.sample import SampleMeta
+
+
+def ceil_multiple(value: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least `value`."""
+    return -(-value // multiple) * multiple
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Upper bounds on one group. All counts are of the padded micro-batch, as the accelerator sees it."""
+
+    tokens: int
+    """`L_max`, padded tokens."""
+    pad_to_multiple_of: int = 1
+    dummy_tokens: int = 0
+    """Tokens appended to the *shortest* sample of a group without media (see `padded_length`)."""
+    max_samples: int | None = None
+    max_patches: int | None = None
+
+    def padded_length(self, samples: Sequence[SampleMeta]) -> int:
+        """Row length (tokens) of the padded micro-batch of `samples`.
+
+        Groups are collated shortest first, because LLaMA-Factory appends its dummy image to the first row of a batch
+        that has no media: on the shortest row it rarely makes the batch wider.
+        """
+        longest = max(s.length for s in samples)
+        if self.dummy_tokens and not any(s.has_media for s in samples):
+            longest = max(longest, min(s.length for s in samples) + self.dummy_tokens)
+        return ceil_multiple(longest, self.pad_to_multiple_of)
+
+    def cost(self, samples: Sequence[SampleMeta]) -> int:
+        """Padded tokens of the micro-batch of `samples` (at least one sample)."""
+        return self.padded_length(samples) * len(samples)
+
+    def fits(self, samples: Sequence[SampleMeta]) -> bool:
+        """Whether `samples` are within every bound. A single sample may fail this: it is then *overlong*."""
+        if self.max_samples is not None and len(samples) > self.max_samples:
+            return False
+        if self.max_patches is not None and sum(s.patches for s in samples) > self.max_patches:
+            return False
+        return self.cost(samples) <= self.tokens
+
+    def overlong(self, sample: SampleMeta) -> bool:
+        """Whether `sample` alone exceeds the token budget."""
+        return ceil_multiple(sample.length, self.pad_to_multiple_of) > self.tokens
