@@ -1,0 +1,1 @@
+"""Processes, communication and the data loader; works without transformers and without LLaMA-Factory."""

@@ -1,0 +1,109 @@
+"""The collate process: one per rank, started once, serves every epoch (DESIGN 2)."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+
+import torch
+
+from odb_factory.core.protocol import ProtocolError
+from odb_factory.runtime.epoch import CollateJob, RankEpoch
+from odb_factory.runtime.errors import CollateError, ExchangeError, OdbError, SampleError
+from odb_factory.runtime.exchange import connect
+from odb_factory.runtime.messages import Failure, Phase, StartEpoch, Stop, receive, send
+from odb_factory.runtime.reader import Reader
+
+WATCH_SECONDS = 0.5
+"""How often the collate process looks whether its parent lives."""
+
+_HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP
+
+
+def main(job: CollateJob, sock: socket.socket, other_end: socket.socket | None) -> None:
+    """Entry point of the process: serves `StartEpoch` commands from `sock` until `Stop`, an error, or the parent's end.
+
+    Sends, for each epoch, the steps as (batch, StepInfo) and then an `EpochEnd`; in case of error one `Failure`.
+    """
+    if other_end is not None:  # a forked copy of the trainer's end would hide the trainer's death
+        other_end.close()
+    _settle(job.parent, sock)
+    try:
+        _serve(job, sock)
+    except (BrokenPipeError, ConnectionResetError, EOFError):
+        leave(0)
+    except BaseException as error:
+        failure = _failure(error, job.rank)
+        with contextlib.suppress(OSError):
+            send(sock, failure)
+            sock.shutdown(socket.SHUT_WR)
+        leave(1)
+    leave(0)
+
+
+def _settle(parent: int, sock: socket.socket) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the trainer decides and closes us
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)  # an OpenMP pool inherited through fork would hang
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_watch_parent, args=(parent, sock), name="odb-watch", daemon=True).start()
+
+
+def _watch_parent(parent: int, sock: socket.socket) -> None:
+    """End this process when the trainer closed its end (also while the main thread waits for other ranks) or died."""
+    poll = select.poll()
+    poll.register(sock, _HUNG_UP)
+    while os.getppid() == parent:
+        if poll.poll(WATCH_SECONDS * 1000):
+            leave(0)
+    leave(1)
+
+
+def leave(code: int) -> None:
+    """End this process at once, and its workers with it: they hold nothing worth keeping."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _failure(error: BaseException, rank: int) -> Failure:
+    if isinstance(error, SampleError):
+        kind = "sample"
+    elif isinstance(error, ExchangeError | ProtocolError):
+        kind = "exchange"
+    else:
+        kind = "collate"
+    text = str(error) if isinstance(error, OdbError | ProtocolError) else f"{type(error).__name__}: {error}"
+    trace = "".join(traceback.format_exception(error)) if kind == "collate" else ""
+    return Failure(kind, f"rank {rank}: {text}", trace)
+
+
+def _serve(job: CollateJob, sock: socket.socket) -> None:
+    send(sock, Phase("meeting the other ranks"))
+    exchange = connect(job.rendezvous, job.config.timeout)
+    reader = Reader(
+        job.dataset,
+        job.observe,
+        job.config,
+        num_workers=job.num_workers,
+        prefetch_factor=job.prefetch_factor,
+        worker_init_fn=job.worker_init_fn,
+        seed=job.config.seed + job.rank,
+    )
+    while True:
+        send(sock, Phase("waiting for the next epoch"))
+        command = receive(sock)
+        if isinstance(command, Stop):
+            return
+        if not isinstance(command, StartEpoch):
+            raise CollateError(f"unknown command {command!r}")
+        RankEpoch(job, sock, exchange, reader, command.epoch).run()

@@ -1,0 +1,172 @@
+"""`OdbDataLoader`: what a training loop iterates over."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from odb_factory.config import OdbConfig
+from odb_factory.runtime.epoch import CollateJob
+from odb_factory.runtime.errors import ExchangeError
+from odb_factory.runtime.messages import EpochEnd, StepInfo
+from odb_factory.runtime.observe import Observe, observe_sample
+from odb_factory.runtime.rendezvous import Rendezvous, meet, resolve_world
+from odb_factory.runtime.session import Session
+
+
+class OdbDataLoader:
+    """Yields `(batch, StepInfo)`: micro-batches formed online under a token budget, the same number on every rank.
+
+    It needs neither LLaMA-Factory nor transformers. Every rank makes one, with the same data set and config, and
+    iterates it the same number of times. Each `iter()` is one epoch. There is no `len()`: how many steps an epoch has
+    is known when it ends (`StepInfo.last`).
+
+    Args:
+        dataset: map-style data set of processed samples (`__len__`, `__getitem__`); may raise `DropSample`.
+        collate_fn: makes a batch of a list of samples, shortest first. Runs in the collate process, on the CPU.
+        config: see `OdbConfig`.
+        rank, world_size: this process's place; by default those of `torch.distributed`.
+        rendezvous: where the collate processes meet; by default agreed through the default process group. Given
+            explicitly it can be used once, since an early `break` makes a new meeting necessary.
+        num_workers: worker processes that read samples; 0 reads in a thread of the collate process.
+        prefetch_factor: samples in flight for each worker.
+        observe: `(index, sample) -> SampleMeta`; by default for mappings with `input_ids` and `labels`.
+        pin_memory: page-lock the tensors of batches (only where CUDA is available).
+        worker_init_fn: called in each worker with its id.
+
+    Raises:
+        ValueError, TypeError: unusable arguments.
+        ExchangeError: several ranks, but no process group and no rendezvous.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Callable[[list[Any]], Any],
+        config: OdbConfig,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        rendezvous: Rendezvous | None = None,
+        num_workers: int = 0,
+        prefetch_factor: int | None = None,
+        observe: Observe = observe_sample,
+        pin_memory: bool = False,
+        worker_init_fn: Callable[[int], None] | None = None,
+    ) -> None:
+        if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+            raise TypeError(
+                f"OdbDataLoader needs a map-style data set with __len__ and __getitem__, got {type(dataset).__name__}."
+            )
+        if len(dataset) == 0:
+            raise ValueError("the data set is empty; there is nothing to batch.")
+        if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
+            raise ValueError(f"num_workers must be an integer of at least 0, got {num_workers!r}.")
+        if rendezvous is not None:
+            rank, world_size = rendezvous.rank, rendezvous.world_size
+        self.dataset = dataset
+        self.config = config
+        self.rank, self.world_size = resolve_world(rank, world_size)
+        if self.world_size > 1 and rendezvous is None and not dist.is_initialized():
+            raise ExchangeError(
+                f"{self.world_size} ranks need a way to meet: call torch.distributed.init_process_group before the "
+                "loader is made, or pass rendezvous=Rendezvous(...)."
+            )
+        self.epoch_ends: list[EpochEnd] = []
+        """One entry for each epoch that was iterated to its end."""
+        self._collate_fn = collate_fn
+        self._observe = observe
+        self._rendezvous = rendezvous
+        self._num_workers = num_workers
+        self._prefetch_factor = prefetch_factor
+        self._worker_init_fn = worker_init_fn
+        self._pin_memory = pin_memory and torch.cuda.is_available()
+        self._epoch = 0
+        self._session: Session | None = None
+        self._store: object | None = None
+        self._iterating = False
+        # multiprocessing would wait for ever at exit for a collate process that nobody closed
+        atexit.register(_close_if_alive, weakref.ref(self))
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is this epoch (0-based); by default they are counted from 0."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[Any, StepInfo]]:
+        """One epoch. Leaving it early ends the collate process; the next iteration starts a new one on every rank."""
+        if self._iterating:
+            raise RuntimeError("this loader is being iterated already; finish or close that iterator first.")
+        return self._run_epoch()
+
+    def _run_epoch(self) -> Iterator[tuple[Any, StepInfo]]:
+        self._iterating = True
+        finished = complete = False
+        try:
+            session = self._session = self._session or self._start()
+            session.start_epoch(self._epoch)
+            while not finished:
+                item = session.next()
+                if isinstance(item, EpochEnd):
+                    self.epoch_ends.append(item)
+                    finished = True
+                else:
+                    complete = item[1].last
+                    yield item
+        finally:
+            self._iterating = False
+            if complete and not finished and self._session is not None:
+                # the consumer stopped right after the last step, as a Trainer does: take the end of the epoch too
+                end = self._session.next()
+                finished = isinstance(end, EpochEnd)
+                if isinstance(end, EpochEnd):
+                    self.epoch_ends.append(end)
+            self._epoch += 1
+            if not finished:
+                self.close()
+
+    def _start(self) -> Session:
+        rendezvous = self._rendezvous
+        if self.world_size > 1 and rendezvous is None:
+            rendezvous, self._store = meet(self.rank, self.world_size, self.config.timeout)
+        job = CollateJob(
+            dataset=self.dataset,
+            collate_fn=self._collate_fn,
+            observe=self._observe,
+            config=self.config,
+            rank=self.rank,
+            world_size=self.world_size,
+            rendezvous=rendezvous if self.world_size > 1 else None,
+            num_workers=self._num_workers,
+            prefetch_factor=self._prefetch_factor,
+            worker_init_fn=self._worker_init_fn,
+            parent=os.getpid(),
+        )
+        return Session(job, pin_memory=self._pin_memory)
+
+    def close(self) -> None:
+        """End the collate process and its workers. The loader can be iterated again afterwards."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+        self._store = None
+
+    def __enter__(self) -> OdbDataLoader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _close_if_alive(reference: weakref.ref[OdbDataLoader]) -> None:
+    loader = reference()
+    if loader is not None:
+        loader.close()

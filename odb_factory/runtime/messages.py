@@ -1,0 +1,165 @@
+"""What the processes say to each other, and how tensors travel.
+
+Samples and batches are pickled with tensors as plain bytes, and sent through pipes and sockets: unlike torch's default
+of one shared-memory file a tensor, nothing is held in `/dev/shm` and no file descriptor outlives the transfer, however
+many samples the window holds.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from odb_factory.core.sample import Dropped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInfo:
+    """What is known of one step: exact, and the same `global_*` figures on every rank (G7)."""
+
+    epoch: int
+    step: int
+    """Index within the epoch, the same on every rank."""
+    round: int
+    """Round of the epoch in which the step was aligned."""
+    idle: bool
+    """An IDLE slot of this rank: the batch is a filler of weight zero, or None with `idle: skip`."""
+    last: bool
+    """The last step of the epoch, on every rank."""
+    indices: tuple[int, ...]
+    """Data set indices of this rank's samples, in the order of the batch; empty if IDLE."""
+    lengths: tuple[int, ...]
+    """Their observed lengths (tokens)."""
+    loss_tokens: int
+    """Supervised targets of this rank."""
+    tokens: int
+    """Real tokens of this rank."""
+    padded_tokens: int
+    """Padded tokens of this rank; 0 if IDLE."""
+    global_samples: int
+    global_loss_tokens: int
+    global_tokens: int
+    global_padded_tokens: int
+    global_dropped: int
+    """Samples dropped on all ranks since the step before."""
+    dropped: tuple[Dropped, ...] = ()
+    """Samples dropped on this rank since the step before."""
+
+    @property
+    def samples(self) -> int:
+        """Samples that this rank emits in this step."""
+        return len(self.indices)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """The last message of an epoch."""
+
+    epoch: int
+    steps: int
+    rounds: int
+    left: int
+    """Samples that this rank did not emit (non-join mode)."""
+    dropped: tuple[Dropped, ...]
+    """Samples dropped on this rank after the last step."""
+    global_dropped: int
+    """Samples dropped on all ranks after the last step."""
+    exchanges: int
+    """Reductions in this epoch."""
+    exchange_bytes: int
+    """Bytes that this rank put into them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception of the collate process, on its way to the trainer."""
+
+    kind: str
+    """`sample`, `exchange` or `collate`."""
+    message: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What the collate process is about to do; for the text of time-out errors."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartEpoch:
+    """Command to the collate process."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Command to the collate process."""
+
+
+def _rebuild_tensor(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    if not len(data):
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype).reshape(shape)
+
+
+class _TensorPickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout is torch.strided:
+            flat = obj.detach().contiguous().reshape(-1).view(torch.uint8)
+            return _rebuild_tensor, (pickle.PickleBuffer(flat.numpy().data), obj.dtype, tuple(obj.shape))
+        return NotImplemented
+
+
+def dumps(obj: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
+    """Pickle `obj`; CPU tensors as plain bytes, in the result or through `buffer_callback` (pickle protocol 5)."""
+    out = io.BytesIO()
+    _TensorPickler(out, protocol=5, buffer_callback=buffer_callback).dump(obj)
+    return out.getvalue()
+
+
+def loads(data: bytes | bytearray, buffers: list[bytearray] | None = None) -> Any:
+    """The inverse of `dumps`; tensors share the memory of `buffers`."""
+    return pickle.loads(data, buffers=buffers)
+
+
+_COUNT = struct.Struct("!I")
+_SIZE = struct.Struct("!Q")
+
+
+def send(sock: socket.socket, obj: Any) -> None:
+    """Send one message; blocks while the peer does not read. OSError when the peer is gone."""
+    buffers: list[pickle.PickleBuffer] = []
+    head = dumps(obj, buffers.append)
+    parts = [memoryview(head), *(b.raw() for b in buffers)]
+    sock.sendall(_COUNT.pack(len(parts)) + b"".join(_SIZE.pack(p.nbytes) for p in parts))
+    for part in parts:
+        sock.sendall(part)
+
+
+def receive(sock: socket.socket) -> Any:
+    """Receive one message; blocks. EOFError when the peer is gone."""
+    (count,) = _COUNT.unpack(_read(sock, _COUNT.size))
+    sizes = _read(sock, _SIZE.size * count)
+    head, *buffers = (_read(sock, _SIZE.unpack_from(sizes, i * _SIZE.size)[0]) for i in range(count))
+    return loads(head, buffers)
+
+
+def _read(sock: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view.nbytes:
+        got = sock.recv_into(view)
+        if got == 0:
+            raise EOFError("the peer closed the connection")
+        view = view[got:]
+    return data

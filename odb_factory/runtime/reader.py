@@ -1,0 +1,265 @@
+"""Reading and observing samples ahead of the rounds: a plain DataLoader in a thread of the collate process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import signal
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from odb_factory.config import OdbConfig
+from odb_factory.core.protocol import make_budget
+from odb_factory.core.sample import Dropped, DropSample, SampleMeta
+from odb_factory.runtime.errors import SampleError
+from odb_factory.runtime.messages import dumps
+from odb_factory.runtime.observe import Observe
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An observed sample in private memory: what is known of it, and its pickled content."""
+
+    meta: SampleMeta
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A sample that raised; travels as a value so that the worker lives on and nothing of the error is lost."""
+
+    index: int
+    message: str
+    traceback: str
+
+
+class ObservedDataset(Dataset[Held | Dropped | Failed]):
+    """Runs in the workers: reads one sample, observes it, applies the overlong policy, and packs it into bytes."""
+
+    def __init__(self, dataset: Any, observe: Observe, config: OdbConfig) -> None:
+        self.dataset = dataset
+        self.observe = observe
+        self.overlong = config.overlong
+        self.budget = make_budget(config)
+
+    def __getitem__(self, index: int) -> Held | Dropped | Failed:
+        try:
+            sample = self.dataset[index]
+            meta = self.observe(index, sample)
+            self._check_length(meta)
+            payload = dumps(sample)
+            return Held(replace(meta, index=index, nbytes=len(payload)), payload)
+        except DropSample as drop:
+            return Dropped(index, drop.reason, drop.detail)
+        except SampleError as error:
+            return Failed(index, str(error), "")
+        except Exception as error:
+            return Failed(index, f"sample {index} could not be read: {_describe(error)}", traceback.format_exc())
+
+    def _check_length(self, meta: SampleMeta) -> None:
+        if self.overlong == "keep" or not self.budget.overlong(meta):
+            return
+        detail = f"{meta.length} tokens, budget {self.budget.tokens}"
+        if self.overlong == "drop":
+            raise DropSample("overlong", detail)
+        raise SampleError(
+            f"sample {meta.index} is longer than the token budget ({detail}); raise the budget, shorten the samples "
+            "(cutoff_len), or set overlong (odb_overlong) to keep or drop."
+        )
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+class _EpochSampler(Sampler[int]):
+    """Hands the DataLoader the indices of the epoch that is being read."""
+
+    def __init__(self) -> None:
+        self.indices: Sequence[int] = ()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+def _identity(item: Any) -> Any:
+    return item
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the thread that forked it ends (Linux; elsewhere nothing happens)."""
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
+    except (OSError, AttributeError):
+        return
+
+
+@dataclass(frozen=True)
+class _WorkerInit:
+    """Runs in each worker before its first sample."""
+
+    parent: int
+    user_init: Callable[[int], None] | None
+
+    def __call__(self, worker: int) -> None:
+        die_with_parent()
+        if os.getppid() != self.parent:  # the parent died before the kernel was told
+            os._exit(1)
+        if self.user_init is not None:
+            self.user_init(worker)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What `Reader.take` returns."""
+
+    samples: tuple[Held, ...]
+    dropped: tuple[Dropped, ...]
+    """Samples dropped between those taken before and the next one to come."""
+
+
+class Reader:
+    """Keeps the next samples of this rank ready, in the order of its indices, whatever the timing of the workers.
+
+    At most `depth` samples and one more (needed to know whether the data goes on) are held between reading and
+    `release`. One thread lives as long as the reader, since workers die with the thread that forked them.
+
+    Args:
+        dataset: map-style data set of processed samples.
+        observe: see `OdbDataLoader`.
+        config: depth, budget and overlong policy.
+        num_workers: worker processes; 0 reads in the thread itself.
+        prefetch_factor: samples in flight for each worker; None: torch's default.
+        worker_init_fn: called in each worker with its id.
+        seed: base seed of the workers' random generators.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        observe: Observe,
+        config: OdbConfig,
+        *,
+        num_workers: int,
+        prefetch_factor: int | None,
+        worker_init_fn: Callable[[int], None] | None,
+        seed: int,
+    ) -> None:
+        self.observed = ObservedDataset(dataset, observe, config)
+        self._sampler = _EpochSampler()
+        self._generator = torch.Generator()
+        self._seed = seed
+        self._loader: DataLoader[Any] = DataLoader(
+            self.observed,
+            batch_size=None,
+            sampler=self._sampler,
+            num_workers=num_workers,
+            collate_fn=_identity,
+            persistent_workers=num_workers > 0,
+            prefetch_factor=prefetch_factor if num_workers > 0 else None,
+            worker_init_fn=_WorkerInit(os.getpid(), worker_init_fn),
+            multiprocessing_context="fork" if num_workers > 0 else None,
+            generator=self._generator,
+        )
+        self._limit = config.depth + 1
+        self._changed = threading.Condition()
+        self._ready: deque[Held | Dropped] = deque()
+        self._ready_samples = 0
+        self._outstanding = 0
+        self._ended = True
+        self._cancelled = False
+        self._error: SampleError | None = None
+        self._epochs: queue.SimpleQueue[tuple[int, Sequence[int]]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="odb-reader", daemon=True).start()
+
+    def start_epoch(self, epoch: int, indices: Sequence[int]) -> None:
+        """Begin to read `indices`; the epoch before must have been read to its end, or cancelled."""
+        with self._changed:
+            if not self._ended or self._ready:
+                raise RuntimeError("an epoch is still being read")
+            self._ended = self._cancelled = False
+        self._epochs.put((epoch, indices))
+
+    def take(self, count: int) -> Taken:
+        """The next `count` samples, fewer only where the data ends; waits until it is known whether more will come.
+
+        Raises:
+            SampleError: a sample could not be read or observed, or a worker died.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready_samples > count or self._ended)
+            if self._error is not None:
+                raise self._error
+            samples: list[Held] = []
+            dropped: list[Dropped] = []
+            while self._ready and (len(samples) < count or isinstance(self._ready[0], Dropped)):
+                item = self._ready.popleft()
+                if isinstance(item, Dropped):
+                    dropped.append(item)
+                else:
+                    samples.append(item)
+            self._ready_samples -= len(samples)
+            return Taken(tuple(samples), tuple(dropped))
+
+    @property
+    def unread(self) -> int:
+        """A lower bound on the samples to come beyond those taken: 0 exactly when there are none. For after `take`."""
+        with self._changed:
+            return min(1, self._ready_samples)
+
+    def release(self, count: int) -> None:
+        """`count` samples have left the window: as many more may be read."""
+        with self._changed:
+            self._outstanding -= count
+            self._changed.notify_all()
+
+    def cancel(self) -> None:
+        """Read no further in this epoch, and forget what was read; waits until the reading has stopped."""
+        with self._changed:
+            self._cancelled = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._ended)
+            self._ready.clear()
+            self._ready_samples = self._outstanding = 0
+
+    def _run(self) -> None:
+        while True:
+            epoch, indices = self._epochs.get()
+            error: SampleError | None = None
+            try:
+                self._read_epoch(epoch, indices)
+            except SampleError as sample_error:
+                error = sample_error
+            except Exception as other:
+                error = SampleError(f"reading failed: {_describe(other)}\n{traceback.format_exc()}")
+            with self._changed:
+                self._error = error
+                self._ended = True
+                self._changed.notify_all()
+
+    def _read_epoch(self, epoch: int, indices: Sequence[int]) -> None:
+        self._sampler.indices = indices
+        self._generator.manual_seed(self._seed * 1_000_003 + epoch)
+        for item in self._loader:
+            if isinstance(item, Failed):
+                raise SampleError("\n".join(filter(None, (item.message, item.traceback))))
+            with self._changed:
+                if isinstance(item, Held):
+                    self._changed.wait_for(lambda: self._outstanding < self._limit or self._cancelled)
+                    self._outstanding += 1
+                    self._ready_samples += 1
+                if self._cancelled:
+                    return
+                self._ready.append(item)
+                self._changed.notify_all()

@@ -1,0 +1,156 @@
+"""The trainer's side of one collate process: start, receive, watch, stop."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import queue
+import select
+import signal
+import socket
+import threading
+import time
+from typing import Any
+
+import torch
+
+from odb_factory.runtime.collate_process import main
+from odb_factory.runtime.epoch import CollateJob
+from odb_factory.runtime.errors import CollateError, ExchangeError, OdbError, SampleError
+from odb_factory.runtime.messages import EpochEnd, Failure, Phase, StartEpoch, StepInfo, Stop, receive, send
+
+POLL_SECONDS = 0.5
+"""How often a waiting thread looks whether the collate process lives."""
+
+_ERRORS: dict[str, type[OdbError]] = {"sample": SampleError, "exchange": ExchangeError, "collate": CollateError}
+
+
+def pin(value: Any) -> Any:
+    """`value` with every tensor in page-locked memory; mappings, lists and tuples are rebuilt."""
+    if isinstance(value, torch.Tensor):
+        return value.pin_memory()
+    if isinstance(value, dict):
+        return {key: pin(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [pin(item) for item in value]
+    if type(value) is tuple:
+        return tuple(pin(item) for item in value)
+    return value
+
+
+class Session:
+    """One running collate process and the thread that receives from it.
+
+    Args:
+        job: what the process does.
+        pin_memory: page-lock the tensors of received batches (needs CUDA).
+    """
+
+    def __init__(self, job: CollateJob, *, pin_memory: bool) -> None:
+        self._job = job
+        self._rank = job.rank
+        self._timeout = job.config.timeout
+        self._device = torch.cuda.current_device() if pin_memory else None
+        self._queue: queue.Queue[Any] = queue.Queue(maxsize=job.config.queue_steps)
+        self._closing = threading.Event()
+        self.phase = "starting"
+        self._sock, child_sock = socket.socketpair()
+        forked = job.config.start_method == "fork"
+        context: Any = multiprocessing.get_context(job.config.start_method)
+        self.process: multiprocessing.process.BaseProcess = context.Process(
+            target=main, args=(job, child_sock, self._sock if forked else None), name=f"odb-collate-{job.rank}"
+        )
+        self.process.start()
+        child_sock.close()
+        self._thread = threading.Thread(target=self._receive, name="odb-receive", daemon=True)
+        self._thread.start()
+
+    def start_epoch(self, epoch: int) -> None:
+        """Tell the process to run `epoch`."""
+        try:
+            send(self._sock, StartEpoch(epoch))
+        except OSError:
+            self.next()  # raises what the process died of
+
+    def next(self) -> tuple[Any, StepInfo] | EpochEnd:
+        """The next step, or the end of the epoch; waits for it.
+
+        Raises:
+            SampleError, CollateError, ExchangeError: what the collate process failed with, or that it died, or that
+                nothing came within the time-out.
+        """
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                item = self._queue.get(timeout=min(POLL_SECONDS, self._timeout))
+            except queue.Empty:
+                if time.monotonic() > deadline:
+                    raise CollateError(
+                        f"rank {self._rank}: nothing came from the collate process for {self._timeout:g} s "
+                        f"(odb_timeout); it was last at: {self.phase}. A stalled worker, data set or rank is the usual "
+                        "cause."
+                    ) from None
+                continue
+            if isinstance(item, Failure):
+                text = item.message + (f"\n{item.traceback}" if item.traceback else "")
+                raise _ERRORS[item.kind](text)
+            result: tuple[Any, StepInfo] | EpochEnd = item
+            return result
+
+    def close(self, patience: float = 5.0) -> None:
+        """End the process and its workers, within `patience` seconds or by force. May be called more than once."""
+        self._closing.set()
+        with contextlib.suppress(OSError):
+            self._sock.settimeout(0.2)
+            send(self._sock, Stop())
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self.process.join(patience)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join(patience)
+        self._thread.join(patience)
+        self._sock.close()
+
+    def _receive(self) -> None:
+        if self._device is not None:
+            torch.cuda.set_device(self._device)
+        try:
+            while not self._closing.is_set():
+                if not self._readable():
+                    continue
+                message = receive(self._sock)
+                if isinstance(message, Phase):
+                    self.phase = message.name
+                    continue
+                if self._device is not None and isinstance(message, tuple):
+                    message = (pin(message[0]), message[1])
+                self._put(message)
+        except (OSError, EOFError):
+            self._put(self._obituary())
+        except Exception as error:
+            self._put(Failure("collate", f"rank {self._rank}: receiving failed: {type(error).__name__}: {error}"))
+
+    def _readable(self) -> bool:
+        ready, _, _ = select.select([self._sock], [], [], POLL_SECONDS)
+        if not ready and not self.process.is_alive():
+            # workers forked by the process may hold its end of the socket open: do not wait for an end of file
+            raise EOFError
+        return bool(ready)
+
+    def _put(self, item: Any) -> None:
+        while not self._closing.is_set():
+            with contextlib.suppress(queue.Full):
+                self._queue.put(item, timeout=POLL_SECONDS)
+                return
+
+    def _obituary(self) -> Failure:
+        self.process.join(POLL_SECONDS * 4)
+        code = self.process.exitcode
+        if code is None:
+            how = "closed its connection"
+        elif code < 0:
+            how = f"was killed by {signal.Signals(-code).name} (out of memory is the usual cause of SIGKILL)"
+        else:
+            how = f"ended with exit code {code}"
+        return Failure("collate", f"rank {self._rank}: the collate process {how} during: {self.phase}.")
