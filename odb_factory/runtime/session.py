@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,8 +30,8 @@ def pin(value: Any) -> Any:
     """`value` with every tensor in page-locked memory; mappings, lists and tuples are rebuilt."""
     if isinstance(value, torch.Tensor):
         return value.pin_memory()
-    if isinstance(value, dict):
-        return {key: pin(item) for key, item in value.items()}
+    if isinstance(value, Mapping):
+        return type(value)({key: pin(item) for key, item in value.items()})  # type: ignore[call-arg]
     if isinstance(value, list):
         return [pin(item) for item in value]
     if type(value) is tuple:

@@ -1,0 +1,113 @@
+"""The recipe fields `odb*`, as part of LLaMA-Factory's own arguments: YAML, command line and `--help` know them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from llamafactory.hparams.finetuning_args import FinetuningArguments
+
+from odb_factory.config import OdbConfig
+
+DEFAULTS = OdbConfig(token_budget=1)
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class OdbFinetuningArguments(FinetuningArguments):
+    """LLaMA-Factory's fine-tuning arguments, and ours. Without `odb: true` the others have no effect."""
+
+    odb: bool = _option(
+        False, "Form batches online under a token budget, aligned over all ranks (Online Dynamic Batching)."
+    )
+    odb_token_budget: int | None = _option(
+        None,
+        "Most padded tokens in a micro-batch. Default: per_device_train_batch_size x cutoff_len, the worst case that "
+        "the fixed-batch recipe already fits.",
+    )
+    odb_depth: int = _option(
+        DEFAULTS.depth, "D: samples that a rank holds ready to choose from. More: less padding, more host memory."
+    )
+    odb_alignment: Literal["carry", "max"] = _option(
+        DEFAULTS.alignment,
+        "How the ranks agree on the steps of a round: `carry` lets only full groups go before the end of the epoch, "
+        "`max` is the paper's rule.",
+    )
+    odb_split: Literal["balanced", "singleton"] = _option(
+        DEFAULTS.split, "How a rank with too few groups makes more: halve the costliest, or the paper's single samples."
+    )
+    odb_join: bool = _option(
+        DEFAULTS.join,
+        "True: train on every sample once an epoch. False: the epoch ends when the first rank runs out of samples.",
+    )
+    odb_overlong: Literal["keep", "drop", "error"] = _option(
+        DEFAULTS.overlong,
+        "A sample longer than the budget: train on it alone, drop it (counted), or stop with an error.",
+    )
+    odb_max_samples: int | None = _option(None, "Most samples in a micro-batch. Default: no bound.")
+    odb_max_patches: int | None = _option(
+        None, "Most visual patches in a micro-batch of several samples. Default: no bound."
+    )
+    odb_idle: Literal["filler", "skip"] = _option(
+        DEFAULTS.idle, "What a rank without a group runs: a filler of weight zero, or nothing (one rank only)."
+    )
+    odb_max_wait: int = _option(DEFAULTS.max_wait, "Rounds for which a sample may be held back by `carry`.")
+    odb_capacity: int | None = _option(None, "Most groups that a rank emits in a round. Default: no bound.")
+    odb_queue_steps: int = _option(DEFAULTS.queue_steps, "Finished micro-batches that wait for the trainer, at most.")
+    odb_ramp: bool = _option(
+        DEFAULTS.ramp, "Begin an epoch with smaller windows, so that the first step comes quickly."
+    )
+    odb_audit: bool = _option(
+        False, "Write odb_audit.rank{r}.jsonl into output_dir: a line a step with the indices of its samples."
+    )
+    odb_timeout: float = _option(
+        DEFAULTS.timeout, "Seconds that a rank waits for another one, or for its own data, before it raises."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.odb:
+            return
+        if self.stage != "sft":
+            raise ValueError(f"odb: true supports stage sft, not {self.stage}; remove odb from this recipe.")
+        if getattr(self, "use_hyper_parallel", False):
+            raise ValueError("odb: true does not support use_hyper_parallel; remove one of them.")
+        if os.environ.get("USE_MCA", "").lower() in ("1", "true", "y"):
+            raise ValueError("odb: true does not support Megatron training (USE_MCA); unset it or remove odb.")
+        # the budget may depend on other arguments; everything else is checked now, before anything is loaded
+        self.odb_config(budget=1 if self.odb_token_budget is None else self.odb_token_budget, pad_to_multiple_of=1)
+
+    def odb_config(self, *, budget: int, **more: Any) -> OdbConfig:
+        """The `OdbConfig` of these fields.
+
+        Args:
+            budget: the token budget (tokens).
+            more: fields of `OdbConfig` that are no recipe fields.
+
+        Raises:
+            ValueError: a field has an impossible value; the text names the recipe field.
+        """
+        names = (
+            "depth",
+            "alignment",
+            "split",
+            "join",
+            "overlong",
+            "max_samples",
+            "max_patches",
+            "idle",
+            "max_wait",
+            "capacity",
+            "queue_steps",
+            "ramp",
+            "timeout",
+        )
+        values = {name: getattr(self, f"odb_{name}") for name in names}
+        try:
+            return OdbConfig(token_budget=budget, **values, **more)
+        except ValueError as error:
+            raise ValueError(f"odb_{error}") from None

@@ -1,0 +1,46 @@
+"""Recipes that contradict `odb: true`: refused before anything is loaded, in one sentence with the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+COLLATOR_PAD_MULTIPLE = 8
+"""LLaMA-Factory pads training batches to a multiple of this (train/sft/workflow.py)."""
+
+
+def check_recipe(data_args: Any, training_args: Any) -> None:
+    """Raise ValueError for a combination that cannot work, or would silently do something else than asked."""
+    problems = (
+        (
+            data_args.packing or data_args.neat_packing,
+            "packing and neat_packing build fixed batches before training; remove them from the recipe.",
+        ),
+        (
+            data_args.streaming,
+            "streaming is not supported, since an epoch must be known to emit each sample once; remove streaming.",
+        ),
+        (
+            data_args.tokenized_path is not None,
+            "tokenized_path stores batches' input before training, while odb tokenizes online; remove tokenized_path.",
+        ),
+        (
+            training_args.train_sampling_strategy == "group_by_length",
+            "train_sampling_strategy: group_by_length groups by length in another way; remove it.",
+        ),
+        (
+            not training_args.do_train,
+            "there is no training in this recipe (do_train); remove odb, which has no effect on evaluation.",
+        ),
+    )
+    for applies, sentence in problems:
+        if applies:
+            raise ValueError(f"odb: true contradicts this recipe: {sentence}")
+
+
+def token_budget(finetuning_args: Any, data_args: Any, training_args: Any) -> int:
+    """The token budget of a recipe: as given, else the worst case of its fixed batches (tokens)."""
+    if finetuning_args.odb_token_budget is not None:
+        budget: int = finetuning_args.odb_token_budget
+        return budget
+    worst: int = training_args.per_device_train_batch_size * data_args.cutoff_len
+    return worst

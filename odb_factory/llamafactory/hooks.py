@@ -1,0 +1,140 @@
+"""The seams in LLaMA-Factory that we touch: a registry that checks, installs, lists and restores them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import inspect
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+TESTED_VERSIONS = ("0.9.5",)
+
+
+class SeamError(RuntimeError):
+    """LLaMA-Factory does not look as it did when the hooks were written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """A name in a module of LLaMA-Factory that is replaced."""
+
+    module: str
+    name: str
+    parameters: tuple[str, ...] = ()
+    """Parameters that a function or a class's constructor must have."""
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+    def check(self) -> Any:
+        """The current value; SeamError if it is missing or has another shape, or the version is not a tested one."""
+        version = importlib.metadata.version("llamafactory")
+        tested = f"tested with LLaMA-Factory {', '.join(TESTED_VERSIONS)}, this is {version}"
+        if version not in TESTED_VERSIONS:
+            raise SeamError(f"odb: this version of LLaMA-Factory is not supported ({tested}); install a tested one.")
+        value = getattr(importlib.import_module(self.module), self.name, None)
+        if value is None:
+            raise SeamError(f"odb: the seam {self} is missing ({tested}); reinstall LLaMA-Factory in a tested version.")
+        if self.parameters:
+            there = inspect.signature(value).parameters
+            missing = [p for p in self.parameters if p not in there]
+            if missing:
+                raise SeamError(
+                    f"odb: the seam {self} has no parameter {missing[0]} ({tested}); reinstall LLaMA-Factory in a "
+                    "tested version."
+                )
+        return value
+
+
+TRAIN_ARGS = Seam("llamafactory.hparams.parser", "_TRAIN_ARGS")
+RUN_SFT = Seam(
+    "llamafactory.train.tuner",
+    "run_sft",
+    ("model_args", "data_args", "training_args", "finetuning_args", "generating_args", "callbacks"),
+)
+PREPROCESS = Seam(
+    "llamafactory.data.loader",
+    "_get_preprocessed_dataset",
+    ("dataset", "data_args", "training_args", "stage", "template", "tokenizer", "processor", "is_eval"),
+)
+TRAINER = Seam("llamafactory.train.sft.workflow", "CustomSeq2SeqTrainer", ("finetuning_args", "processor"))
+
+SEAMS = (TRAIN_ARGS, RUN_SFT, PREPROCESS, TRAINER)
+"""All seams: the first two are touched on import, the others only while a run with `odb: true` lasts."""
+
+
+class Registry:
+    """What is installed now."""
+
+    def __init__(self) -> None:
+        self._originals: dict[Seam, Any] = {}
+
+    @property
+    def installed(self) -> tuple[Seam, ...]:
+        """The seams that are replaced now, in the order of installation."""
+        return tuple(self._originals)
+
+    def original(self, seam: Seam) -> Any:
+        """What LLaMA-Factory had at an installed seam."""
+        return self._originals[seam]
+
+    def install(self, seam: Seam, replacement: Any) -> None:
+        """Replace what is at `seam`; RuntimeError if it is replaced already, SeamError if it does not fit."""
+        if seam in self._originals:
+            raise RuntimeError(f"the seam {seam} is replaced already")
+        self._originals[seam] = seam.check()
+        setattr(importlib.import_module(seam.module), seam.name, replacement)
+
+    def restore(self, seam: Seam) -> None:
+        """Put back what LLaMA-Factory had at `seam`."""
+        setattr(importlib.import_module(seam.module), seam.name, self._originals.pop(seam))
+
+    def restore_all(self) -> None:
+        """Put everything back."""
+        for seam in reversed(self.installed):
+            self.restore(seam)
+
+    @contextlib.contextmanager
+    def replaced(self, replacements: dict[Seam, Any]) -> Iterator[None]:
+        """Replace several seams for a while."""
+        done: list[Seam] = []
+        try:
+            for seam, replacement in replacements.items():
+                self.install(seam, replacement)
+                done.append(seam)
+            yield
+        finally:
+            for seam in reversed(done):
+                self.restore(seam)
+
+
+registry = Registry()
+
+
+def after_import(module: ModuleType) -> None:
+    """Install the hook of a module that was just imported. A stock run must not suffer: a misfit only warns."""
+    try:
+        if module.__name__ == TRAIN_ARGS.module:
+            _extend_arguments()
+        elif module.__name__ == RUN_SFT.module:
+            from odb_factory.llamafactory.run import run_sft
+
+            registry.install(RUN_SFT, run_sft)
+    except SeamError as error:
+        warnings.warn(f"odb-factory is inactive: {error}", RuntimeWarning, stacklevel=2)
+
+
+def _extend_arguments() -> None:
+    from llamafactory.hparams.finetuning_args import FinetuningArguments
+
+    from odb_factory.llamafactory.arguments import OdbFinetuningArguments
+
+    stock = TRAIN_ARGS.check()
+    if FinetuningArguments not in stock:
+        raise SeamError(f"odb: {TRAIN_ARGS} does not hold FinetuningArguments; reinstall a tested LLaMA-Factory.")
+    registry.install(TRAIN_ARGS, [OdbFinetuningArguments if c is FinetuningArguments else c for c in stock])

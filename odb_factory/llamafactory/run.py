@@ -1,0 +1,112 @@
+"""A supervised fine-tuning run: stock, or with Online Dynamic Batching while it lasts."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from llamafactory.extras import logging
+
+from odb_factory.config import OdbConfig
+from odb_factory.llamafactory.checks import COLLATOR_PAD_MULTIPLE, check_recipe, token_budget
+from odb_factory.llamafactory.hooks import PREPROCESS, RUN_SFT, TRAINER, registry
+
+logger = logging.get_logger(__name__)
+
+
+def run_sft(
+    model_args: Any,
+    data_args: Any,
+    training_args: Any,
+    finetuning_args: Any,
+    generating_args: Any,
+    callbacks: Any = None,
+) -> Any:
+    """LLaMA-Factory's `run_sft`; with `odb: true` its data and trainer are ours until it returns.
+
+    Raises:
+        ValueError: the recipe contradicts `odb: true`.
+        SeamError: this LLaMA-Factory does not fit.
+    """
+    stock = registry.original(RUN_SFT)
+    arguments = (model_args, data_args, training_args, finetuning_args, generating_args, callbacks)
+    if not getattr(finetuning_args, "odb", False):
+        return stock(*arguments)
+    check_recipe(data_args, training_args)
+    config = finetuning_args.odb_config(
+        budget=token_budget(finetuning_args, data_args, training_args),
+        pad_to_multiple_of=COLLATOR_PAD_MULTIPLE,
+        shuffle=not finetuning_args.disable_shuffling,
+    )
+    if config.token_budget < data_args.cutoff_len and config.overlong == "keep":
+        logger.warning_rank0(
+            f"odb_token_budget {config.token_budget} is below cutoff_len {data_args.cutoff_len}: samples longer than "
+            "the budget are trained on alone, in micro-batches above it."
+        )
+    run = _OdbRun(config, _pixel_dtype(model_args.compute_dtype), bool(finetuning_args.odb_audit))
+    with registry.replaced({PREPROCESS: run.preprocess, TRAINER: run.make_trainer}):
+        return stock(*arguments)
+
+
+def _pixel_dtype(compute_dtype: torch.dtype | None) -> torch.dtype | None:
+    return compute_dtype if compute_dtype in (torch.bfloat16, torch.float16) else None
+
+
+@dataclass(frozen=True)
+class _OdbRun:
+    """What stands at the seams while a run lasts."""
+
+    config: OdbConfig
+    dtype: torch.dtype | None
+    audit: bool
+
+    def preprocess(
+        self,
+        dataset: Any,
+        data_args: Any,
+        training_args: Any,
+        stage: str,
+        template: Any,
+        tokenizer: Any,
+        processor: Any = None,
+        is_eval: bool = False,
+    ) -> Any:
+        """In place of `_get_preprocessed_dataset`: the training split is processed online, the others as ever."""
+        if dataset is None or is_eval:
+            stock = registry.original(PREPROCESS)
+            return stock(dataset, data_args, training_args, stage, template, tokenizer, processor, is_eval)
+        from odb_factory.llamafactory.online_dataset import OnlineDataset
+
+        online = OnlineDataset(
+            dataset,
+            template=template,
+            tokenizer=tokenizer,
+            processor=processor,
+            data_args=data_args,
+            dtype=self.dtype,
+        )
+        if training_args.should_log:
+            online.show_example()
+        return online
+
+    def make_trainer(self, **arguments: Any) -> Any:
+        """In place of `CustomSeq2SeqTrainer`."""
+        from odb_factory.llamafactory.collator import OdbCollator, dummy_tokens
+        from odb_factory.llamafactory.online_dataset import observe_online
+        from odb_factory.llamafactory.trainer import OdbSeq2SeqTrainer
+
+        collator = arguments["data_collator"]
+        config = dataclasses.replace(
+            self.config,
+            pad_to_multiple_of=collator.pad_to_multiple_of or 1,
+            dummy_tokens=dummy_tokens(collator.template, collator.tokenizer, collator.processor),
+        )
+        return OdbSeq2SeqTrainer(
+            odb_config=config,
+            odb_audit=self.audit,
+            odb_observe=observe_online,
+            odb_collate_fn=OdbCollator(collator, self.dtype),
+            **arguments,
+        )

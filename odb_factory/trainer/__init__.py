@@ -1,0 +1,1 @@
+"""Online Dynamic Batching for `transformers.Trainer`; knows nothing of LLaMA-Factory."""

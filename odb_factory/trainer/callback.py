@@ -1,0 +1,66 @@
+"""Keeps what a Trainer shows in line with what really happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.utils import logging
+
+from odb_factory.trainer.progress import SampleProgress
+
+logger = logging.get_logger("transformers.odb_factory")  # below transformers' own: same handler and verbosity
+
+
+class OdbCallback(TrainerCallback):
+    """Ends epochs and the run on the loader's word, and keeps `epoch`, `max_steps` and the progress bar true.
+
+    It must come before the stock callbacks: those read what this one sets.
+
+    Args:
+        progress: returns the run's progress.
+        bars: returns the handler's callbacks, to find progress bars among them.
+        announcement: logged by rank 0 when training begins.
+    """
+
+    def __init__(
+        self,
+        progress: Callable[[], SampleProgress],
+        bars: Callable[[], list[TrainerCallback]],
+        announcement: str = "",
+    ) -> None:
+        self._progress = progress
+        self._announcement = announcement
+        self._bars = bars
+        self.on_total: list[Callable[[int], None]] = []
+        """Called with the number of updates of the run whenever its estimate changes."""
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if args.max_steps <= 0:
+            state.max_steps = self._progress().estimated_updates()
+        if state.is_world_process_zero:
+            logger.info(self._announcement)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        progress = self._progress()
+        state.epoch = progress.epoch
+        if progress.epoch_over:
+            control.should_epoch_stop = True
+        if args.max_steps <= 0:
+            self._show_total(state, state.global_step if progress.finished else progress.estimated_updates())
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._show_total(state, state.global_step)
+
+    def _show_total(self, state: TrainerState, total: int) -> None:
+        if total == state.max_steps:
+            return
+        state.max_steps = total
+        for callback in self._bars():
+            bar = callback.training_bar if isinstance(callback, ProgressCallback) else None
+            if bar is not None:
+                bar.total = total
+                bar.refresh()
+        for listener in self.on_total:
+            listener(total)

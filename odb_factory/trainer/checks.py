@@ -1,0 +1,63 @@
+"""Training arguments that Online Dynamic Batching cannot work with: one sentence and the remedy for each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import Trainer
+
+from odb_factory.config import OdbConfig
+
+_HOOKED = (
+    "_run_epoch",
+    "get_batch_samples",
+    "set_initial_training_values",
+    "_finalize_training",
+    "_prepare_for_training",
+)
+
+
+def check_arguments(args: Any, config: OdbConfig, accelerator: Any) -> None:
+    """Raise ValueError for training arguments that contradict `config`, RuntimeError for an unknown Trainer layout."""
+    missing = [name for name in _HOOKED if not hasattr(Trainer, name)]
+    if missing:
+        raise RuntimeError(
+            f"odb: this version of transformers has no Trainer.{missing[0]}; tested with transformers 5.6."
+        )
+    problems = [
+        (
+            args.n_gpu > 1,
+            f"{args.n_gpu} GPUs in one process (torch.nn.DataParallel) are not supported; start one process a GPU with "
+            "torchrun (FORCE_TORCHRUN=1).",
+        ),
+        (
+            args.train_sampling_strategy == "group_by_length",
+            "train_sampling_strategy: group_by_length contradicts odb: true, which groups by length itself; remove it.",
+        ),
+        (
+            bool(args.auto_find_batch_size),
+            "auto_find_batch_size contradicts odb: true, where a batch is bounded by the token budget; remove it and "
+            "lower odb_token_budget instead.",
+        ),
+        (
+            bool(args.dataloader_drop_last),
+            "dataloader_drop_last contradicts odb: true, which emits every sample once; remove it.",
+        ),
+        (
+            config.idle == "skip" and args.world_size > 1,
+            "odb_idle: skip is for own training loops with DDP Join; a Trainer on several ranks needs filler.",
+        ),
+        (
+            _model_parallel(accelerator),
+            "tensor, context and sequence parallelism are not supported with odb: true; use data parallelism (DDP, "
+            "ZeRO, FSDP).",
+        ),
+    ]
+    for applies, sentence in problems:
+        if applies:
+            raise ValueError(f"odb: {sentence}")
+
+
+def _model_parallel(accelerator: Any) -> bool:
+    layout = getattr(accelerator, "parallelism_config", None)
+    return layout is not None and getattr(layout, "non_data_parallel_size", 1) > 1

@@ -1,0 +1,311 @@
+"""`OdbTrainerMixin`: Online Dynamic Batching for `transformers.Trainer`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate.utils import gather_object
+
+from odb_factory.config import OdbConfig
+from odb_factory.core.loss_scale import loss_scale
+from odb_factory.runtime.errors import OdbError
+from odb_factory.runtime.loader import OdbDataLoader
+from odb_factory.runtime.messages import StepInfo
+from odb_factory.runtime.observe import Observe, observe_sample
+from odb_factory.trainer.callback import OdbCallback
+from odb_factory.trainer.checks import check_arguments
+from odb_factory.trainer.progress import SampleProgress
+from odb_factory.trainer.report import Audit, write_summary
+from odb_factory.trainer.schedule import BY_SAMPLES, NEEDS_STEPS, Position, follow
+
+_Base: Any = object
+"""The mixin's base for type checkers: all that it calls is found in `Trainer`, later in the order of resolution."""
+
+_UNKNOWN_STEPS = 1 << 40
+"""Stands for the number of updates of an epoch, which nobody knows before its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Micro:
+    """A micro-batch on its way to `training_step`."""
+
+    info: StepInfo
+    update_loss_tokens: int
+    """Supervised targets of the whole update, over ranks and micro-batches."""
+
+
+class OdbTrainerMixin(_Base):
+    """Put before `transformers.Trainer` in a class's bases: `class MyTrainer(OdbTrainerMixin, Trainer)`.
+
+    `train_dataset` is a map-style data set of processed samples, `data_collator` makes a batch of a list of them. An
+    epoch is every sample once; the learning rate follows the samples; the gradient of an update is that of its mean
+    loss per supervised token, over all ranks and micro-batches. Evaluation and prediction are the stock ones.
+
+    Args:
+        odb_config: see `OdbConfig`; accumulation, seed and order are taken from the training arguments.
+        odb_audit: write `odb_audit.rank{r}.jsonl` into the output directory.
+        odb_observe: see `OdbDataLoader`.
+        odb_collate_fn: collate function of training where it differs from `data_collator`.
+
+    Raises:
+        ValueError: training arguments that contradict Online Dynamic Batching, in one sentence with the remedy.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        odb_config: OdbConfig,
+        odb_audit: bool = False,
+        odb_observe: Observe = observe_sample,
+        odb_collate_fn: Callable[[list[Any]], Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        check_arguments(self.args, odb_config, self.accelerator)
+        self._odb_observe = odb_observe
+        self._odb_collate_fn = odb_collate_fn
+        self._odb_write_steps = odb_audit
+        self.odb_config = dataclasses.replace(
+            odb_config,
+            steps_multiple=self.args.gradient_accumulation_steps,
+            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
+            shuffle=odb_config.shuffle and self.args.train_sampling_strategy != "sequential",
+        )
+        self.odb_progress = SampleProgress(dataset_size=1, epochs=1, first_guess=1)
+        self.odb_summary: dict[str, Any] = {}
+        """Totals of the last run, as in `odb_summary.json`."""
+        self._odb_loader: OdbDataLoader | None = None
+        self._odb_audit: Audit | None = None
+        self._odb_pending: deque[_Micro] = deque()
+        self._odb_current: _Micro | None = None
+        self.odb_callback = OdbCallback(
+            lambda: self.odb_progress, lambda: self.callback_handler.callbacks, self._odb_announcement()
+        )
+        self.callback_handler.callbacks.insert(0, self.odb_callback)
+
+    def _odb_announcement(self) -> str:
+        config = self.odb_config
+        return (
+            f"Online Dynamic Batching: up to {config.token_budget:,} padded tokens a micro-batch, window of "
+            f"{config.depth} samples a rank, rule {config.alignment}, {self.args.world_size} rank(s). The number of "
+            "steps is an estimate until the end; batch size and step count above do not apply."
+        )
+
+    # -- data
+
+    def get_train_dataloader(self) -> OdbDataLoader:
+        """The loader of this run; yields `(batch, StepInfo)`."""
+        if self.train_dataset is None:
+            raise ValueError("Trainer: training requires a train_dataset.")
+        if self._odb_loader is not None:
+            self._odb_loader.close()
+        self._odb_loader = OdbDataLoader(
+            self.train_dataset,
+            self._odb_collate_fn or self.data_collator,
+            self.odb_config,
+            rank=self.args.process_index,
+            world_size=self.args.world_size,
+            num_workers=self.args.dataloader_num_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+            observe=self._odb_observe,
+            pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
+        )
+        return self._odb_loader
+
+    def set_initial_training_values(self, args: Any, dataloader: Any) -> tuple[Any, ...]:
+        """As in Trainer, but counted in samples: the number of steps is a first guess, refined as the run goes."""
+        if not isinstance(dataloader, OdbDataLoader):
+            return super().set_initial_training_values(args, dataloader)
+        size = len(dataloader.dataset)
+        batch = self.get_total_train_batch_size(args)
+        per_epoch = max(1, -(-size // batch))
+        epochs = float(args.num_train_epochs)
+        self.odb_progress = SampleProgress(
+            dataset_size=size, epochs=epochs, first_guess=max(1, round(per_epoch * epochs))
+        )
+        if args.max_steps > 0:
+            # an epoch has at least one update, so that many epochs are always enough
+            return args.max_steps, per_epoch, size, args.max_steps * batch, batch, per_epoch, args.max_steps
+        updates = self.odb_progress.first_guess
+        return -int(-epochs // 1), per_epoch, size, self.odb_progress.total, batch, per_epoch, updates
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], None]:
+        """The micro-batches of one update. Their loss is scaled by `compute_loss`, so there is no item count."""
+        batches: list[Any] = []
+        infos: list[StepInfo] = []
+        while len(batches) < num_batches and not (infos and infos[-1].last):
+            step = next(epoch_iterator, None)
+            if step is None:
+                break
+            batches.append(_to_device(step[0], device))
+            infos.append(step[1])
+        if not infos:
+            raise OdbError(self._no_samples())
+        loss_tokens = sum(info.global_loss_tokens for info in infos)
+        self._odb_pending.extend(_Micro(info, loss_tokens) for info in infos)
+        self.odb_progress.advance(infos)
+        return batches, None
+
+    def _no_samples(self) -> str:
+        assert self._odb_loader is not None
+        ends = self._odb_loader.epoch_ends
+        examples = "; ".join(f"{d.index}: {d.reason}" for d in (ends[-1].dropped[:3] if ends else ()))
+        return (
+            f"this epoch has no valid sample: all {len(self._odb_loader.dataset)} were dropped ({examples}); "
+            "check the data set."
+        )
+
+    # -- one update
+
+    def _run_epoch(self, **kwargs: Any) -> None:
+        # The stock loop counts to these; OdbCallback ends the epoch when its last step is done.
+        kwargs["num_update_steps_per_epoch"] = _UNKNOWN_STEPS
+        kwargs["steps_in_epoch"] = _UNKNOWN_STEPS * self.args.gradient_accumulation_steps
+        super()._run_epoch(**kwargs)
+        self._close_audit_epoch()
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """One micro-batch; see Trainer."""
+        self._odb_current = self._odb_pending.popleft()
+        try:
+            loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
+            if self._odb_audit is not None:
+                self._odb_audit.record(self._odb_current.info)
+        finally:
+            self._odb_last_info, self._odb_current = self._odb_current.info, None
+        return loss
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """In training: the micro-batch's mean loss, scaled so that the update's loss is per supervised token.
+
+        This is the one normaliser that acts: transformers' item count is switched off in `get_batch_samples`, and its
+        division by the accumulation steps, which then follows in `training_step`, is undone here.
+        """
+        micro = self._odb_current
+        if micro is None:
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        factor = loss_scale(micro.info.loss_tokens, micro.update_loss_tokens, self.args.world_size)
+        if factor == 0.0:
+            return _zero_loss(model, inputs)
+        if self.compute_loss_func is None:
+            factor *= self.current_gradient_accumulation_steps
+        return super().compute_loss(model, inputs, *args, **kwargs) * factor
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        """Exact counts over all ranks, from the exchange: no gather, and fillers do not count."""
+        what = self.args.include_num_input_tokens_seen
+        if what != "no":
+            info = self._odb_last_info
+            self.state.num_input_tokens_seen += (
+                info.global_tokens if what == "non_padding" else info.global_padded_tokens
+            )
+
+    # -- schedule
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """The schedule of the training arguments, by progress in samples unless `max_steps` is given."""
+        kind = str(getattr(self.args.lr_scheduler_type, "value", self.args.lr_scheduler_type))
+        if self.args.max_steps > 0:
+            return super().create_scheduler(num_training_steps, optimizer)
+        if self.lr_scheduler is not None:
+            raise ValueError(
+                "odb: a learning rate schedule from the DeepSpeed configuration counts steps, whose number is not "
+                "known; remove `scheduler` from it and set lr_scheduler_type."
+            )
+        if kind in NEEDS_STEPS:
+            raise ValueError(
+                f"odb: lr_scheduler_type {kind} needs the number of steps, which is not known before the end of an "
+                f"epoch; set max_steps, or use one of {', '.join(BY_SAMPLES)}."
+            )
+        by_samples = kind in BY_SAMPLES
+        scheduler = super().create_scheduler(self.odb_progress.total if by_samples else num_training_steps, optimizer)
+        if by_samples:
+            warmup = int(self.args.warmup_steps) if self.args.warmup_steps >= 1 else 0
+            follow(scheduler, Position(self.odb_progress, warmup))
+        return scheduler
+
+    # -- the run
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """See Trainer. The loader's processes end with the run, however it ends."""
+        if kwargs.get("resume_from_checkpoint") or (args and args[0]):
+            raise ValueError(
+                "odb: resuming from a checkpoint is not supported yet; start anew in another output_dir, or set "
+                "overwrite_output_dir: true."
+            )
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            if self._odb_loader is not None:
+                self._odb_loader.close()
+            if self._odb_audit is not None:
+                self._odb_audit.close()
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        self._odb_audit = Audit(
+            self.args.output_dir,
+            rank=self.args.process_index,
+            dataset_size=self.odb_progress.dataset_size,
+            token_budget=self.odb_config.token_budget,
+            write_steps=self._odb_write_steps,
+        )
+        return prepared
+
+    def _close_audit_epoch(self) -> None:
+        assert self._odb_audit is not None
+        assert self._odb_loader is not None
+        if self.odb_progress.epoch_over and self._odb_loader.epoch_ends:
+            self._odb_audit.add_dropped(self._odb_loader.epoch_ends[-1].dropped)
+        counts = torch.from_numpy(self._odb_audit.counts.copy()).to(self.args.device)
+        if self.args.world_size > 1:
+            dist.all_reduce(counts)
+        self._odb_audit.close_epoch(counts.cpu().numpy())
+
+    def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> Any:
+        if self.args.max_steps <= 0:
+            self.state.max_steps = self.state.global_step
+        output = super()._finalize_training(trial, self.odb_progress.emitted, start_time)
+        assert self._odb_audit is not None
+        local = gather_object([dict(self._odb_audit.local)])
+        dropped = gather_object(list(self._odb_audit.dropped))
+        keys = ("fillers", "without_loss_tokens", "overlong")
+        self.odb_summary = self._odb_audit.summary({k: sum(c.get(k, 0) for c in local) for k in keys}, dropped)
+        if self.is_world_process_zero():
+            write_summary(self._odb_audit.directory, self.odb_summary)
+        output.metrics.update(
+            odb_steps=self.odb_summary["steps"],
+            odb_samples=self.odb_summary["samples"],
+            odb_padding=self.odb_summary["padding"],
+        )
+        return output
+
+
+def _zero_loss(model: Any, inputs: Any) -> torch.Tensor:
+    """Exactly zero, with a zero gradient for every parameter: the weight of fillers and of batches without targets.
+
+    The model's own loss would be the mean over no target, which is not a number.
+    """
+    outputs = model(**{key: value for key, value in inputs.items() if key != "labels"})
+    logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+    zero: torch.Tensor = (logits.float() * 0.0).sum()
+    return zero
+
+
+def _to_device(value: Any, device: torch.device) -> Any:
+    """`value` with its tensors on `device`; copies from page-locked memory do not wait for the device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=value.is_pinned() if device.type == "cuda" else False)
+    if isinstance(value, Mapping):
+        return type(value)({key: _to_device(item, device) for key, item in value.items()})  # type: ignore[call-arg]
+    if isinstance(value, list | tuple):
+        return type(value)(_to_device(item, device) for item in value)
+    return value
