@@ -9,6 +9,7 @@ from typing import Any, Literal
 from llamafactory.hparams.finetuning_args import FinetuningArguments
 
 from odb_factory.config import OdbConfig
+from odb_factory.llamafactory.hooks import resume
 
 DEFAULTS = OdbConfig(token_budget=1)
 
@@ -70,6 +71,9 @@ class OdbFinetuningArguments(FinetuningArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("odb", "odb_audit"):  # a quoted "false" would count as true
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}.")
         if not self.odb:
             return
         if self.stage != "sft":
@@ -111,3 +115,6 @@ class OdbFinetuningArguments(FinetuningArguments):
             return OdbConfig(token_budget=budget, **values, **more)
         except ValueError as error:
             raise ValueError(f"odb_{error}") from None
+
+
+resume()

@@ -28,6 +28,15 @@ def check_recipe(data_args: Any, training_args: Any) -> None:
             "train_sampling_strategy: group_by_length groups by length in another way; remove it.",
         ),
         (
+            training_args.auto_find_batch_size,
+            "auto_find_batch_size lowers a number of samples, while odb bounds tokens; remove it and lower "
+            "odb_token_budget instead.",
+        ),
+        (
+            training_args.dataloader_drop_last,
+            "dataloader_drop_last leaves samples out, while odb emits every sample once; remove it.",
+        ),
+        (
             not training_args.do_train,
             "there is no training in this recipe (do_train); remove odb, which has no effect on evaluation.",
         ),

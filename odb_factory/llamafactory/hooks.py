@@ -116,25 +116,42 @@ class Registry:
 registry = Registry()
 
 
+_waiting: list[ModuleType] = []
+"""Modules whose hook waits until a module of ours, which led to their import, is complete itself."""
+
+
 def after_import(module: ModuleType) -> None:
     """Install the hook of a module that was just imported. A stock run must not suffer: a misfit only warns."""
     try:
         if module.__name__ == TRAIN_ARGS.module:
-            _extend_arguments()
+            _extend_arguments(module)
         elif module.__name__ == RUN_SFT.module:
+            RUN_SFT.check()  # first: in another version our imports may fail
+
             from odb_factory.llamafactory.run import run_sft
 
             registry.install(RUN_SFT, run_sft)
-    except SeamError as error:
+    except Exception as error:  # whatever an unknown layout leads to
         warnings.warn(f"odb-factory is inactive: {error}", RuntimeWarning, stacklevel=2)
 
 
-def _extend_arguments() -> None:
+def resume() -> None:
+    """Install the hooks that had to wait."""
+    while _waiting:
+        after_import(_waiting.pop())
+
+
+def _extend_arguments(module: ModuleType) -> None:
+    stock = TRAIN_ARGS.check()  # first: in another version the imports may fail
+
     from llamafactory.hparams.finetuning_args import FinetuningArguments
 
-    from odb_factory.llamafactory.arguments import OdbFinetuningArguments
+    from odb_factory.llamafactory import arguments
 
-    stock = TRAIN_ARGS.check()
     if FinetuningArguments not in stock:
         raise SeamError(f"odb: {TRAIN_ARGS} does not hold FinetuningArguments; reinstall a tested LLaMA-Factory.")
-    registry.install(TRAIN_ARGS, [OdbFinetuningArguments if c is FinetuningArguments else c for c in stock])
+    ours = getattr(arguments, "OdbFinetuningArguments", None)
+    if ours is None:  # it was imported before LLaMA-Factory, and is just doing that
+        _waiting.append(module)
+    else:
+        registry.install(TRAIN_ARGS, [ours if c is FinetuningArguments else c for c in stock])

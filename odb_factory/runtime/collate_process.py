@@ -70,8 +70,9 @@ def leave(code: int) -> None:
     """End this process at once, and its workers with it: they hold nothing worth keeping."""
     for worker in multiprocessing.active_children():
         worker.kill()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # a pipe whose reader is gone must not keep us here
+            stream.flush()
     os._exit(code)
 
 

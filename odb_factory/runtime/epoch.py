@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from odb_factory.core.assignment import epoch_order, make_index_source
 from odb_factory.core.grouping import Group
 from odb_factory.core.protocol import ClosedRound, PlannedStep, RankProtocol
 from odb_factory.core.sample import Dropped
-from odb_factory.runtime.errors import CollateError, SampleError
+from odb_factory.runtime.errors import CollateError, ExchangeError, SampleError
 from odb_factory.runtime.exchange import Exchange
 from odb_factory.runtime.messages import EpochEnd, Phase, StepInfo, loads, send
 from odb_factory.runtime.observe import Observe
@@ -75,7 +76,6 @@ class RankEpoch:
             if closed.epoch_over:
                 break
         left = len(self._indices) - self._emitted - self._drops
-        self._reader.cancel()
         end = EpochEnd(
             epoch=self._epoch,
             steps=self._steps_sent,
@@ -87,6 +87,7 @@ class RankEpoch:
             exchange_bytes=self._exchange.sent_bytes - sent_bytes,
         )
         send(self._sock, end)
+        self._reader.cancel()
 
     def _round(self) -> ClosedRound:
         where = f"round {self._protocol.round_index} of epoch {self._epoch}"
@@ -109,7 +110,8 @@ class RankEpoch:
             taken = self._reader.take(self._protocol.missing())
         except SampleError:
             # the others must not wait for this rank until the time-out
-            self._exchange.minimum(self._protocol.begin_round(exhausted=False, failed=True), where)
+            with contextlib.suppress(ExchangeError):
+                self._exchange.minimum(self._protocol.begin_round(exhausted=False, failed=True), where)
             raise
         for held in taken.samples:
             self._held[held.meta.index] = held

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
@@ -92,8 +90,7 @@ class OdbDataLoader:
         self._session: Session | None = None
         self._store: object | None = None
         self._iterating = False
-        # multiprocessing would wait for ever at exit for a collate process that nobody closed
-        atexit.register(_close_if_alive, weakref.ref(self))
+        self._has_met = False
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch (0-based); by default they are counted from 0."""
@@ -101,40 +98,46 @@ class OdbDataLoader:
 
     def __iter__(self) -> Iterator[tuple[Any, StepInfo]]:
         """One epoch. Leaving it early ends the collate process; the next iteration starts a new one on every rank."""
-        if self._iterating:
-            raise RuntimeError("this loader is being iterated already; finish or close that iterator first.")
+        self._refuse_if_iterating()
         return self._run_epoch()
 
+    def _refuse_if_iterating(self) -> None:
+        if self._iterating:
+            raise RuntimeError("this loader is being iterated already; finish or close that iterator first.")
+
     def _run_epoch(self) -> Iterator[tuple[Any, StepInfo]]:
+        self._refuse_if_iterating()  # again: an iterator that was made before may have begun since
         self._iterating = True
-        finished = complete = False
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        finished = False
         try:
             session = self._session = self._session or self._start()
-            session.start_epoch(self._epoch)
+            session.start_epoch(epoch)
             while not finished:
                 item = session.next()
-                if isinstance(item, EpochEnd):
-                    self.epoch_ends.append(item)
-                    finished = True
-                else:
-                    complete = item[1].last
+                if isinstance(item, EpochEnd) or item[1].last:
+                    # taken before the last step is handed out: the consumer may stop there, as a Trainer does
+                    end = item if isinstance(item, EpochEnd) else session.next()
+                    assert isinstance(end, EpochEnd)
+                    self.epoch_ends.append(end)
+                    self._iterating, finished = False, True
+                if not isinstance(item, EpochEnd):
                     yield item
         finally:
-            self._iterating = False
-            if complete and not finished and self._session is not None:
-                # the consumer stopped right after the last step, as a Trainer does: take the end of the epoch too
-                end = self._session.next()
-                finished = isinstance(end, EpochEnd)
-                if isinstance(end, EpochEnd):
-                    self.epoch_ends.append(end)
-            self._epoch += 1
             if not finished:
+                self._iterating = False
                 self.close()
 
     def _start(self) -> Session:
         rendezvous = self._rendezvous
         if self.world_size > 1 and rendezvous is None:
             rendezvous, self._store = meet(self.rank, self.world_size, self.config.timeout)
+        elif self.world_size > 1 and self._has_met:
+            raise ExchangeError(
+                f"rank {self.rank}: the rendezvous that this loader was given serves once, and the epoch that used it "
+                "was left early or failed; make a new loader with a fresh rendezvous."
+            )
+        self._has_met = True
         job = CollateJob(
             dataset=self.dataset,
             collate_fn=self._collate_fn,
@@ -165,8 +168,6 @@ class OdbDataLoader:
     ) -> None:
         self.close()
 
-
-def _close_if_alive(reference: weakref.ref[OdbDataLoader]) -> None:
-    loader = reference()
-    if loader is not None:
-        loader.close()
+    def __del__(self) -> None:
+        if getattr(self, "_session", None) is not None:
+            self.close()

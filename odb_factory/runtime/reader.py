@@ -58,7 +58,7 @@ class ObservedDataset(Dataset[Held | Dropped | Failed]):
             payload = dumps(sample)
             return Held(replace(meta, index=index, nbytes=len(payload)), payload)
         except DropSample as drop:
-            return Dropped(index, drop.reason, drop.detail)
+            return Dropped(index, str(drop.reason), str(drop.detail))
         except SampleError as error:
             return Failed(index, str(error), "")
         except Exception as error:
@@ -199,7 +199,7 @@ class Reader:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._ready_samples > count or self._ended)
-            if self._error is not None:
+            if self._error is not None and self._ready_samples <= count:  # at the same sample whatever the timing
                 raise self._error
             samples: list[Held] = []
             dropped: list[Dropped] = []
@@ -231,6 +231,7 @@ class Reader:
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._ended)
             self._ready.clear()
+            self._error = None  # of a sample that nobody asked for any more
             self._ready_samples = self._outstanding = 0
 
     def _run(self) -> None:
@@ -241,7 +242,7 @@ class Reader:
                 self._read_epoch(epoch, indices)
             except SampleError as sample_error:
                 error = sample_error
-            except Exception as other:
+            except BaseException as other:  # also what only ends a thread, or the rounds would wait for ever
                 error = SampleError(f"reading failed: {_describe(other)}\n{traceback.format_exc()}")
             with self._changed:
                 self._error = error
@@ -250,7 +251,7 @@ class Reader:
 
     def _read_epoch(self, epoch: int, indices: Sequence[int]) -> None:
         self._sampler.indices = indices
-        self._generator.manual_seed(self._seed * 1_000_003 + epoch)
+        self._generator.manual_seed((self._seed * 1_000_003 + epoch) % 2**63)
         for item in self._loader:
             if isinstance(item, Failed):
                 raise SampleError("\n".join(filter(None, (item.message, item.traceback))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import queue
 import select
 import signal
@@ -11,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -22,6 +24,9 @@ from odb_factory.runtime.messages import EpochEnd, Failure, Phase, StartEpoch, S
 
 POLL_SECONDS = 0.5
 """How often a waiting thread looks whether the collate process lives."""
+
+GRACE_SECONDS = 3.0
+"""How long after its time-out the collate process may still report it: it knows best what it waited for."""
 
 _ERRORS: dict[str, type[OdbError]] = {"sample": SampleError, "exchange": ExchangeError, "collate": CollateError}
 
@@ -50,11 +55,14 @@ class Session:
     def __init__(self, job: CollateJob, *, pin_memory: bool) -> None:
         self._job = job
         self._rank = job.rank
+        self._owner = os.getpid()
         self._timeout = job.config.timeout
         self._device = torch.cuda.current_device() if pin_memory else None
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=job.config.queue_steps)
         self._closing = threading.Event()
+        self._closed = False
         self.phase = "starting"
+        self._heard = time.monotonic()
         self._sock, child_sock = socket.socketpair()
         forked = job.config.start_method == "fork"
         context: Any = multiprocessing.get_context(job.config.start_method)
@@ -63,8 +71,12 @@ class Session:
         )
         self.process.start()
         child_sock.close()
+        self._poll = select.poll()  # not select(): a training process may well have 1024 descriptors open
+        self._poll.register(self._sock, select.POLLIN)
         self._thread = threading.Thread(target=self._receive, name="odb-receive", daemon=True)
         self._thread.start()
+        # multiprocessing would wait for ever at exit for a collate process that nobody closed
+        self._at_exit = Finalize(None, self.close, exitpriority=10)
 
     def start_epoch(self, epoch: int) -> None:
         """Tell the process to run `epoch`."""
@@ -80,12 +92,12 @@ class Session:
             SampleError, CollateError, ExchangeError: what the collate process failed with, or that it died, or that
                 nothing came within the time-out.
         """
-        deadline = time.monotonic() + self._timeout
+        begun = time.monotonic()
         while True:
             try:
                 item = self._queue.get(timeout=min(POLL_SECONDS, self._timeout))
             except queue.Empty:
-                if time.monotonic() > deadline:
+                if time.monotonic() > max(begun, self._heard) + self._timeout + GRACE_SECONDS:
                     raise CollateError(
                         f"rank {self._rank}: nothing came from the collate process for {self._timeout:g} s "
                         f"(odb_timeout); it was last at: {self.phase}. A stalled worker, data set or rank is the usual "
@@ -100,6 +112,8 @@ class Session:
 
     def close(self, patience: float = 5.0) -> None:
         """End the process and its workers, within `patience` seconds or by force. May be called more than once."""
+        if self._closed or self._owner != os.getpid():  # the latter: a copy in a process that was forked off
+            return
         self._closing.set()
         with contextlib.suppress(OSError):
             self._sock.settimeout(0.2)
@@ -112,6 +126,8 @@ class Session:
             self.process.join(patience)
         self._thread.join(patience)
         self._sock.close()
+        self._at_exit.cancel()
+        self._closed = True
 
     def _receive(self) -> None:
         if self._device is not None:
@@ -121,6 +137,7 @@ class Session:
                 if not self._readable():
                     continue
                 message = receive(self._sock)
+                self._heard = time.monotonic()
                 if isinstance(message, Phase):
                     self.phase = message.name
                     continue
@@ -133,7 +150,7 @@ class Session:
             self._put(Failure("collate", f"rank {self._rank}: receiving failed: {type(error).__name__}: {error}"))
 
     def _readable(self) -> bool:
-        ready, _, _ = select.select([self._sock], [], [], POLL_SECONDS)
+        ready = self._poll.poll(POLL_SECONDS * 1000)
         if not ready and not self.process.is_alive():
             # workers forked by the process may hold its end of the socket open: do not wait for an end of file
             raise EOFError

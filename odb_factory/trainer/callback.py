@@ -48,19 +48,19 @@ class OdbCallback(TrainerCallback):
         if progress.epoch_over:
             control.should_epoch_stop = True
         if args.max_steps <= 0:
-            self._show_total(state, state.global_step if progress.finished else progress.estimated_updates())
+            self._show_total(args, state, state.global_step if progress.finished else progress.estimated_updates())
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._show_total(state, state.global_step)
+        self._show_total(args, state, state.global_step)
 
-    def _show_total(self, state: TrainerState, total: int) -> None:
+    def _show_total(self, args: TrainingArguments, state: TrainerState, total: int) -> None:
         if total == state.max_steps:
             return
         state.max_steps = total
+        state.compute_steps(args, total)  # logging_steps and the like may be given as a share of the run
         for callback in self._bars():
             bar = callback.training_bar if isinstance(callback, ProgressCallback) else None
             if bar is not None:
-                bar.total = total
-                bar.refresh()
+                bar.total = total  # shown by the callback's own update, which follows
         for listener in self.on_total:
             listener(total)

@@ -264,7 +264,9 @@ class OdbTrainerMixin(_Base):
         assert self._odb_audit is not None
         assert self._odb_loader is not None
         if self.odb_progress.epoch_over and self._odb_loader.epoch_ends:
-            self._odb_audit.add_dropped(self._odb_loader.epoch_ends[-1].dropped)
+            end = self._odb_loader.epoch_ends[-1]
+            self._odb_audit.add_dropped(end.dropped)
+            self._odb_audit.local["left"] += end.left
         counts = torch.from_numpy(self._odb_audit.counts.copy()).to(self.args.device)
         if self.args.world_size > 1:
             dist.all_reduce(counts)
@@ -277,7 +279,7 @@ class OdbTrainerMixin(_Base):
         assert self._odb_audit is not None
         local = gather_object([dict(self._odb_audit.local)])
         dropped = gather_object(list(self._odb_audit.dropped))
-        keys = ("fillers", "without_loss_tokens", "overlong")
+        keys = ("fillers", "without_loss_tokens", "overlong", "left")
         self.odb_summary = self._odb_audit.summary({k: sum(c.get(k, 0) for c in local) for k in keys}, dropped)
         if self.is_world_process_zero():
             write_summary(self._odb_audit.directory, self.odb_summary)

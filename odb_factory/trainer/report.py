@@ -113,6 +113,7 @@ class Audit:
             "samples": self.totals["samples"],
             "unique": self.totals["unique"],
             "repeated": self.totals["repeated"],
+            "left": local["left"],
             "dropped": dict(sorted(reasons.items())),
             "dropped_samples": [
                 {"index": d.index, "reason": d.reason, "detail": d.detail}
