@@ -66,10 +66,12 @@ class RankProtocol:
         config: the same on all ranks.
         rank: this rank.
         epoch: the epoch, for the seeds.
+        dataset_size: samples of the data set, to notice ranks with different data.
     """
 
-    def __init__(self, config: OdbConfig, *, rank: int, epoch: int) -> None:
+    def __init__(self, config: OdbConfig, *, rank: int, epoch: int, dataset_size: int = 0) -> None:
         self.config = config
+        self.dataset_size = dataset_size
         self.budget = make_budget(config)
         self.rank = rank
         self.epoch = epoch
@@ -98,7 +100,7 @@ class RankProtocol:
             self._window[sample.index] = sample
 
     def begin_round(self, *, exhausted: bool, failed: bool = False) -> tuple[int, ...]:
-        """Group the window; returns the vector (14,) whose element-wise minimum over ranks `plan` takes.
+        """Group the window; returns the vector (16,) whose element-wise minimum over ranks `plan` takes.
 
         Args:
             exhausted: no sample will come after those in the window.
@@ -112,7 +114,7 @@ class RankProtocol:
             max_wait=self.config.max_wait,
             exhausted=exhausted,
         )
-        same = (self.config.fingerprint(), self.epoch, self.round_index)
+        same = (self.config.fingerprint(), self.dataset_size, self.epoch, self.round_index)
         starved = exhausted and not self._window
         flags = (-int(starved), self.rank if failed else NONE)
         return (*encode(report), *flags, *same, *(-value for value in same))
@@ -175,8 +177,9 @@ class RankProtocol:
         _, failed, *same = tail
         if failed != NONE and failed != self.rank:
             raise ProtocolError(f"rank {failed} failed while it prepared data; its own error says why.")
-        low, high = same[:3], [-value for value in same[3:]]
-        for what, a, b in zip(("configuration", "epoch", "round"), low, high, strict=True):
+        names = ("configuration", "size of the data set", "epoch", "round")
+        low, high = same[: len(names)], [-value for value in same[len(names) :]]
+        for what, a, b in zip(names, low, high, strict=True):
             if a != b:
                 raise ProtocolError(
                     f"the ranks differ in their {what} ({a} and {b}): start every rank with the same recipe, data and "

@@ -17,12 +17,14 @@ import torch
 from odb_factory.core.protocol import ProtocolError
 from odb_factory.runtime.epoch import CollateJob, RankEpoch
 from odb_factory.runtime.errors import CollateError, ExchangeError, OdbError, SampleError
-from odb_factory.runtime.exchange import connect
-from odb_factory.runtime.messages import Failure, Phase, StartEpoch, Stop, receive, send
+from odb_factory.runtime.exchange import Exchange, connect, try_gloo
+from odb_factory.runtime.messages import Failure, Meet, Phase, StartEpoch, Stop, receive, send
 from odb_factory.runtime.reader import Reader
 
 WATCH_SECONDS = 0.5
 """How often the collate process looks whether its parent lives."""
+
+_KEPT: list[object] = []
 
 _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP
 
@@ -88,9 +90,24 @@ def _failure(error: BaseException, rank: int) -> Failure:
     return Failure(kind, f"rank {rank}: {text}", trace)
 
 
-def _serve(job: CollateJob, sock: socket.socket) -> None:
+def _join_world(job: CollateJob, sock: socket.socket) -> Exchange:
+    """Report to the trainer that this process is up, and connect with the other ranks."""
+    kept = try_gloo() if job.world_size > 1 else None
+    send(sock, Phase("waiting for the rendezvous"))
+    if kept is None:
+        return connect(None, job.config.timeout)
+    _KEPT.append(kept)
+    command = receive(sock)
+    if isinstance(command, Stop):
+        leave(0)
+    if not isinstance(command, Meet):
+        raise CollateError(f"unknown command {command!r}")
     send(sock, Phase("meeting the other ranks"))
-    exchange = connect(job.rendezvous, job.config.timeout)
+    return connect(command.rendezvous, job.config.timeout)
+
+
+def _serve(job: CollateJob, sock: socket.socket) -> None:
+    exchange = _join_world(job, sock)
     reader = Reader(
         job.dataset,
         job.observe,
@@ -104,7 +121,7 @@ def _serve(job: CollateJob, sock: socket.socket) -> None:
         send(sock, Phase("waiting for the next epoch"))
         command = receive(sock)
         if isinstance(command, Stop):
-            return
+            leave(0)  # not a return: it would wait for the end of torch's own threads
         if not isinstance(command, StartEpoch):
             raise CollateError(f"unknown command {command!r}")
         RankEpoch(job, sock, exchange, reader, command.epoch).run()

@@ -18,7 +18,6 @@ from odb_factory.runtime.exchange import Exchange
 from odb_factory.runtime.messages import EpochEnd, Phase, StepInfo, loads, send
 from odb_factory.runtime.observe import Observe
 from odb_factory.runtime.reader import Failed, Held, Reader
-from odb_factory.runtime.rendezvous import Rendezvous
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +30,6 @@ class CollateJob:
     config: OdbConfig
     rank: int
     world_size: int
-    rendezvous: Rendezvous | None
     num_workers: int
     prefetch_factor: int | None
     worker_init_fn: Callable[[int], None] | None
@@ -55,7 +53,7 @@ class RankEpoch:
         self._reader = reader
         self._epoch = epoch
         config = job.config
-        self._protocol = RankProtocol(config, rank=job.rank, epoch=epoch)
+        self._protocol = RankProtocol(config, rank=job.rank, epoch=epoch, dataset_size=len(job.dataset))
         self._order = epoch_order(len(job.dataset), seed=config.seed, epoch=epoch, shuffle=config.shuffle)
         self._source = make_index_source(config.assignment, self._order, job.rank, job.world_size)
         self._indices = list(self._source)

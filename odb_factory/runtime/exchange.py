@@ -101,5 +101,26 @@ def connect(rendezvous: Rendezvous | None, timeout: float) -> Exchange:
     return LocalExchange() if rendezvous is None else GlooExchange(rendezvous, timeout)
 
 
+def try_gloo() -> object:
+    """A Gloo group of this process alone, in which one reduction was made; to be kept, its end is not worth waiting for.
+
+    A process that was forked while a thread of its parent held a lock inside torch (such as that of the flight
+    recorder, which each collective of each Gloo group takes) finds it locked for ever. Then it hangs in here, before
+    any other rank counts on it, and not beyond the reach of every time-out in the middle of a meeting.
+
+    Raises:
+        ExchangeError: Gloo does not work on this machine.
+    """
+    try:
+        group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=60))
+        group.allreduce([torch.zeros(1)], dist.AllreduceOptions()).wait()  # type: ignore[attr-defined]
+    except (RuntimeError, ValueError) as error:
+        raise ExchangeError(
+            "this machine cannot open a Gloo connection; check its host name and network interfaces "
+            f"(GLOO_SOCKET_IFNAME picks one): {_first_line(error)}"
+        ) from error
+    return group
+
+
 def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]

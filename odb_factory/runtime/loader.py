@@ -129,15 +129,6 @@ class OdbDataLoader:
                 self.close()
 
     def _start(self) -> Session:
-        rendezvous = self._rendezvous
-        if self.world_size > 1 and rendezvous is None:
-            rendezvous, self._store = meet(self.rank, self.world_size, self.config.timeout)
-        elif self.world_size > 1 and self._has_met:
-            raise ExchangeError(
-                f"rank {self.rank}: the rendezvous that this loader was given serves once, and the epoch that used it "
-                "was left early or failed; make a new loader with a fresh rendezvous."
-            )
-        self._has_met = True
         job = CollateJob(
             dataset=self.dataset,
             collate_fn=self._collate_fn,
@@ -145,13 +136,32 @@ class OdbDataLoader:
             config=self.config,
             rank=self.rank,
             world_size=self.world_size,
-            rendezvous=rendezvous if self.world_size > 1 else None,
             num_workers=self._num_workers,
             prefetch_factor=self._prefetch_factor,
             worker_init_fn=self._worker_init_fn,
             parent=os.getpid(),
         )
-        return Session(job, pin_memory=self._pin_memory)
+        session = Session(job, pin_memory=self._pin_memory)
+        try:
+            if self.world_size > 1:
+                session.meet(self._agree())
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def _agree(self) -> Rendezvous:
+        """Where to meet. Comes after the fork: threads that just served a collective may hold locks inside torch."""
+        if self._rendezvous is None:
+            rendezvous, self._store = meet(self.rank, self.world_size, self.config.timeout)
+            return rendezvous
+        if self._has_met:
+            raise ExchangeError(
+                f"rank {self.rank}: the rendezvous that this loader was given serves once, and the epoch that used it "
+                "was left early or failed; make a new loader with a fresh rendezvous."
+            )
+        self._has_met = True
+        return self._rendezvous
 
     def close(self) -> None:
         """End the collate process and its workers. The loader can be iterated again afterwards."""

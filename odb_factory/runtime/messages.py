@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from odb_factory.core.sample import Dropped
+from odb_factory.runtime.rendezvous import Rendezvous
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,13 @@ class Phase:
     """What the collate process is about to do; for the text of time-out errors."""
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """Command to the collate process of a rank among several: meet the others there."""
+
+    rendezvous: Rendezvous
 
 
 @dataclass(frozen=True, slots=True)

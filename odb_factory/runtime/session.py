@@ -20,13 +20,20 @@ import torch
 from odb_factory.runtime.collate_process import main
 from odb_factory.runtime.epoch import CollateJob
 from odb_factory.runtime.errors import CollateError, ExchangeError, OdbError, SampleError
-from odb_factory.runtime.messages import EpochEnd, Failure, Phase, StartEpoch, StepInfo, Stop, receive, send
+from odb_factory.runtime.messages import EpochEnd, Failure, Meet, Phase, StartEpoch, StepInfo, Stop, receive, send
+from odb_factory.runtime.rendezvous import Rendezvous
 
 POLL_SECONDS = 0.5
 """How often a waiting thread looks whether the collate process lives."""
 
 GRACE_SECONDS = 3.0
 """How long after its time-out the collate process may still report it: it knows best what it waited for."""
+
+ATTEMPTS = 3
+"""How often a collate process is forked that does not come up."""
+
+UP_SECONDS = 20.0
+"""How long it has for that."""
 
 _ERRORS: dict[str, type[OdbError]] = {"sample": SampleError, "exchange": ExchangeError, "collate": CollateError}
 
@@ -42,6 +49,43 @@ def pin(value: Any) -> Any:
     if type(value) is tuple:
         return tuple(pin(item) for item in value)
     return value
+
+
+def _launch(job: CollateJob) -> tuple[socket.socket, multiprocessing.process.BaseProcess]:
+    """Start the collate process, and wait until it is up where it was forked.
+
+    A process that was forked while another thread held a lock in torch or in the C library may hang with that lock for
+    ever (see `try_gloo`): it is ended, and forked again.
+    """
+    forked = job.config.start_method == "fork"
+    context: Any = multiprocessing.get_context(job.config.start_method)
+    for _ in range(ATTEMPTS):
+        sock, child_sock = socket.socketpair()
+        process = context.Process(
+            target=main, args=(job, child_sock, sock if forked else None), name=f"odb-collate-{job.rank}"
+        )
+        try:
+            process.start()
+            child_sock.close()
+            if not forked or _wait_readable(sock, UP_SECONDS):
+                return sock, process
+        except BaseException:
+            sock.close()  # the process, if there is one, sees that and ends
+            raise
+        process.kill()
+        process.join()
+        sock.close()
+    raise CollateError(
+        f"rank {job.rank}: {ATTEMPTS} collate processes in a row were forked and did not come up within {UP_SECONDS:g} s "
+        "each; set start_method (odb_start_method) to spawn."
+    )
+
+
+def _wait_readable(sock: socket.socket, seconds: float) -> bool:
+    """Whether something, or the end, can be read from `sock` within so many seconds."""
+    poll = select.poll()  # not select(): a training process may well have 1024 descriptors open
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 class Session:
@@ -63,25 +107,23 @@ class Session:
         self._closed = False
         self.phase = "starting"
         self._heard = time.monotonic()
-        self._sock, child_sock = socket.socketpair()
-        forked = job.config.start_method == "fork"
-        context: Any = multiprocessing.get_context(job.config.start_method)
-        self.process: multiprocessing.process.BaseProcess = context.Process(
-            target=main, args=(job, child_sock, self._sock if forked else None), name=f"odb-collate-{job.rank}"
-        )
-        self.process.start()
-        child_sock.close()
-        self._poll = select.poll()  # not select(): a training process may well have 1024 descriptors open
-        self._poll.register(self._sock, select.POLLIN)
+        self._sock, self.process = _launch(job)
         self._thread = threading.Thread(target=self._receive, name="odb-receive", daemon=True)
         self._thread.start()
         # multiprocessing would wait for ever at exit for a collate process that nobody closed
         self._at_exit = Finalize(None, self.close, exitpriority=10)
 
+    def meet(self, rendezvous: Rendezvous) -> None:
+        """Tell the process where to meet those of the other ranks; once, before the first epoch."""
+        self._command(Meet(rendezvous))
+
     def start_epoch(self, epoch: int) -> None:
         """Tell the process to run `epoch`."""
+        self._command(StartEpoch(epoch))
+
+    def _command(self, command: Meet | StartEpoch) -> None:
         try:
-            send(self._sock, StartEpoch(epoch))
+            send(self._sock, command)
         except OSError:
             self.next()  # raises what the process died of
 
@@ -150,11 +192,11 @@ class Session:
             self._put(Failure("collate", f"rank {self._rank}: receiving failed: {type(error).__name__}: {error}"))
 
     def _readable(self) -> bool:
-        ready = self._poll.poll(POLL_SECONDS * 1000)
+        ready = _wait_readable(self._sock, POLL_SECONDS)
         if not ready and not self.process.is_alive():
             # workers forked by the process may hold its end of the socket open: do not wait for an end of file
             raise EOFError
-        return bool(ready)
+        return ready
 
     def _put(self, item: Any) -> None:
         while not self._closing.is_set():

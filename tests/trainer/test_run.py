@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,14 @@ class WithDrops(MaskedSamples):
     def __getitem__(self, index: int) -> dict[str, list[int]]:
         if index % 7 == 0:
             raise DropSample("seventh", f"number {index}")
+        return super().__getitem__(index)
+
+
+class Sleepy(MaskedSamples):
+    """Takes its time, a different one in each run."""
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        time.sleep(random.SystemRandom().random() * 0.02)
         return super().__getitem__(index)
 
 
@@ -196,12 +206,14 @@ def test_evaluation_keeps_the_stock_loader(text_model: Path, tmp_path: Path) -> 
 
 
 def test_same_seed_gives_the_same_audit_and_another_seed_does_not(text_model: Path, tmp_path: Path) -> None:
+    runs = (("a", 3, 0, MaskedSamples), ("b", 3, 2, MaskedSamples), ("c", 3, 2, Sleepy), ("d", 4, 0, MaskedSamples))
     audits = []
-    for name, seed, workers in (("a", 3, 0), ("b", 3, 2), ("c", 4, 0)):
-        make_trainer(text_model, tmp_path / name, seed=seed, dataloader_num_workers=workers).train()
+    for name, seed, workers, kind in runs:
+        data = kind(SIZE, 100)
+        make_trainer(text_model, tmp_path / name, data=data, seed=seed, dataloader_num_workers=workers).train()
         audits.append((tmp_path / name / "odb_audit.rank0.jsonl").read_text())
-    assert audits[0] == audits[1]
-    assert audits[0] != audits[2]
+    assert audits[0] == audits[1] == audits[2]
+    assert audits[0] != audits[3]
 
 
 class AllBad(MaskedSamples):

@@ -1,0 +1,182 @@
+"""The guarantees of DESIGN 3 as checks of a simulated epoch, with arithmetic of their own (not `Budget`'s).
+
+Each raises AssertionError where its guarantee does not hold. Reusable by the model check.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from odb_factory.config import OdbConfig
+from odb_factory.core.grouping import Group
+from odb_factory.core.sample import SampleMeta
+from tests.simulate import Epoch, simulate
+
+
+@dataclass(frozen=True)
+class World:
+    """What one epoch is run on."""
+
+    config: OdbConfig
+    samples: tuple[SampleMeta, ...]
+    world_size: int
+    dropped: frozenset[int] = field(default=frozenset())
+
+    def run(self, *, exchange: bool = True, exact_unread: bool = True) -> Epoch:
+        return simulate(
+            self.samples,
+            self.config,
+            self.world_size,
+            dropped=self.dropped,
+            exchange=exchange,
+            exact_unread=exact_unread,
+        )
+
+    @property
+    def valid(self) -> list[int]:
+        return [s.index for s in self.samples if s.index not in self.dropped]
+
+
+def emitted(epoch: Epoch) -> list[int]:
+    """Every index that some rank emitted, once per emission."""
+    return [s.index for rank in epoch.steps for step in rank if step.group for s in step.group.samples]
+
+
+def padded_rows(group: Group, config: OdbConfig) -> list[int]:
+    """Row lengths of the micro-batch as the collate function makes it: the dummy goes to the first row."""
+    rows = [s.length for s in group.samples]
+    if not any(s.has_media for s in group.samples):
+        rows[0] += config.dummy_tokens
+    width = max(rows)
+    while width % config.pad_to_multiple_of:
+        width += 1
+    return [width] * len(rows)
+
+
+def check_same_steps(epoch: Epoch) -> None:
+    """G1: every rank runs the same number of steps, learns the same totals, and ends on the same, only, last step."""
+    lengths = {len(rank) for rank in epoch.steps}
+    assert len(lengths) == 1, f"steps per rank differ: {[len(rank) for rank in epoch.steps]}"
+    assert len({len(rank) for rank in epoch.rounds}) == 1, "rounds per rank differ"
+    for rank in epoch.steps:
+        assert [step.totals for step in rank] == [step.totals for step in epoch.steps[0]], "ranks hold other totals"
+        flags = [step.last for step in rank]
+        assert flags == [False] * (len(flags) - 1) + [True] * bool(flags), f"last flags {flags}"
+
+
+def check_each_once(epoch: Epoch, valid: Collection[int]) -> None:
+    """G2: each valid index exactly once over all ranks."""
+    assert Counter(emitted(epoch)) == Counter(valid)
+
+
+def check_rounds(epoch: Epoch, valid: Collection[int]) -> None:
+    """G4: at most N rounds, each of which emits at least one sample."""
+    count = len(epoch.rounds[0])
+    assert count <= max(1, len(valid)), f"{count} rounds for {len(valid)} samples"
+    for number in range(count if valid else 0):
+        steps = [step for rank in epoch.rounds for step in rank[number].steps]
+        assert any(step.group for step in steps), f"round {number} emitted nothing"
+
+
+def check_within_bounds(epoch: Epoch, config: OdbConfig) -> None:
+    """G6: no group of several samples exceeds any bound, no group is empty, and its cost is what it says."""
+    for group in [step.group for rank in epoch.steps for step in rank if step.group]:
+        rows = padded_rows(group, config)
+        assert group.cost == sum(rows) > 0
+        if len(rows) > 1:
+            assert sum(rows) <= config.token_budget, f"{rows} exceed {config.token_budget}"
+            assert len(rows) <= (config.max_samples or len(rows))
+            patches = sum(s.patches for s in group.samples)
+            assert patches <= (config.max_patches or patches), f"{patches} patches"
+
+
+def check_totals(epoch: Epoch, config: OdbConfig, samples: Sequence[SampleMeta]) -> None:
+    """G7: the totals of each step are the sums over ranks."""
+    for column in zip(*epoch.steps, strict=True):
+        groups = [step.group for step in column if step.group]
+        metas = [samples[s.index] for group in groups for s in group.samples]
+        for step in column:
+            assert step.totals.samples == len(metas)
+            assert step.totals.loss_tokens == sum(s.loss_tokens for s in metas)
+            assert step.totals.tokens == sum(s.length for s in metas)
+            assert step.totals.padded_tokens == sum(sum(padded_rows(group, config)) for group in groups)
+
+
+def check_wait(epoch: Epoch, max_wait: int) -> None:
+    """Before the drain (no rank has run out of data) no sample waits for more than `max_wait` rounds."""
+    count = len(epoch.rounds[0])
+    drain = next((k for k in range(count) if any(rank[k].exhausted for rank in epoch.rounds)), count)
+    for rank in epoch.rounds:
+        since: dict[int, int] = {}
+        for number, done in enumerate(rank[:drain]):
+            since.update(dict.fromkeys(done.observed, number))
+            for step in done.steps:
+                for s in step.group.samples if step.group else ():
+                    waited = number - since.pop(s.index)
+                    assert waited <= max_wait, f"sample {s.index} waited for {waited} rounds"
+        for index, start in since.items():
+            assert drain - start <= max_wait, f"sample {index} waits since {drain - start} rounds at the drain"
+
+
+def check_window(epoch: Epoch, config: OdbConfig) -> None:
+    """A window never holds more than `depth` samples, and less than the ramp says only where the data ran out."""
+    for rank in epoch.rounds:
+        for number, done in enumerate(rank):
+            assert done.window <= config.depth
+            assert done.window >= config.window_target(number) or done.exhausted
+
+
+def check_paired(epoch: Epoch) -> None:
+    """Pairing by cost: in a round, no two steps are the costlier one on one rank and the cheaper one on another."""
+    for column in zip(*epoch.rounds, strict=True):
+        by_step = zip(*(done.steps for done in column), strict=True)
+        costs = sorted([step.group.cost if step.group else 0 for step in steps] for steps in by_step)
+        for of_rank in zip(*costs, strict=True):
+            assert list(of_rank) == sorted(of_rank), f"costs {costs} (sorted steps x ranks) are not paired"
+
+
+def check_whole_steps(epoch: Epoch, config: OdbConfig) -> None:
+    """The number of steps is a multiple of `steps_multiple`; steps without any sample only fill up the end."""
+    totals = [step.totals.samples for step in epoch.steps[0]]
+    assert len(totals) % config.steps_multiple == 0
+    fillers = totals.count(0)
+    assert fillers < config.steps_multiple
+    assert not any(totals[len(totals) - fillers :]), f"a step without samples in the middle: {totals}"
+
+
+def check_join(world: World, epoch: Epoch) -> None:
+    """All that holds in join mode."""
+    check_same_steps(epoch)
+    check_each_once(epoch, world.valid)
+    check_rounds(epoch, world.valid)
+    check_within_bounds(epoch, world.config)
+    check_totals(epoch, world.config, world.samples)
+    check_window(epoch, world.config)
+    check_paired(epoch)
+    check_whole_steps(epoch, world.config)
+    for rank in epoch.rounds:
+        assert rank[-1].left == 0
+        assert sum(done.dropped for done in rank) == len(world.dropped)
+    if world.config.capacity is None:
+        check_wait(epoch, world.config.max_wait)
+
+
+def check_nonjoin(world: World, epoch: Epoch) -> None:
+    """All that holds in non-join mode: it may end early, but together, without IDLE slots, and counts what is left."""
+    check_same_steps(epoch)
+    check_within_bounds(epoch, world.config)
+    check_totals(epoch, world.config, world.samples)
+    check_window(epoch, world.config)
+    check_paired(epoch)
+    check_whole_steps(epoch, world.config)
+    done = emitted(epoch)
+    assert len(done) == len(set(done)), "a sample was emitted twice"
+    assert set(done) <= set(world.valid)
+    left = [rank[-1].left for rank in epoch.rounds]
+    assert len(done) + sum(left) == len(world.valid)
+    assert min(left) == 0, "the epoch was closed although every rank had samples left"
+    for rank in epoch.steps:
+        for step in rank:
+            assert (step.group is None) == (step.totals.samples == 0), "an IDLE slot beside a real group"
