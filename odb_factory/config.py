@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
+
+from odb_factory import __version__
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "alignment": ("carry", "max"),
@@ -15,6 +18,10 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "assignment": ("static",),
     "start_method": ("fork", "spawn"),
 }
+
+
+LOCAL_FIELDS = ("timeout", "queue_steps", "start_method")
+"""Fields that may differ between ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +57,7 @@ class OdbConfig:
     capacity: int | None = None
     """`C`: most groups that a rank emits in one round; None: `depth`, which bounds nothing."""
     max_wait: int = 8
-    """A sample held back for this many rounds goes out with the next one (rounds)."""
+    """A sample held back for this many rounds goes out with the next one, unless `capacity` or the drain forbids it."""
     ramp: bool = True
     """The first rounds of an epoch use D/8, D/4 and D/2, so that the first step comes quickly."""
     steps_multiple: int = 1
@@ -84,7 +91,7 @@ class OdbConfig:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
-        if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or not self.timeout > 0:
+        if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or not 0 < self.timeout < inf:
             raise ValueError(f"timeout must be a number of seconds above 0, got {self.timeout!r}.")
         if self.token_budget < self.pad_to_multiple_of:
             raise ValueError(
@@ -114,9 +121,10 @@ class OdbConfig:
         return max(1, self.depth // divisor)
 
     def fingerprint(self) -> int:
-        """A 31-bit number of all fields, to notice ranks that were configured differently."""
+        """A 31-bit number of the version and the fields that matter, to notice ranks that would batch differently."""
         value = 0
-        for char in repr(dataclasses.astuple(self)):
+        fields = {name: field for name, field in dataclasses.asdict(self).items() if name not in LOCAL_FIELDS}
+        for char in repr((__version__, sorted(fields.items()))):
             value = (value * 1_000_003 + ord(char)) & 0x7FFFFFFF
         return value
 

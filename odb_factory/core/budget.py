@@ -41,7 +41,7 @@ class Budget:
         return self.padded_length(samples) * len(samples)
 
     def fits(self, samples: Sequence[SampleMeta]) -> bool:
-        """Whether `samples` are within every bound. A single sample may fail this: it is then *overlong*."""
+        """Whether `samples` are within every bound. A single sample may fail this; it is a group of one then."""
         if self.max_samples is not None and len(samples) > self.max_samples:
             return False
         if self.max_patches is not None and sum(s.patches for s in samples) > self.max_patches:
@@ -49,5 +49,5 @@ class Budget:
         return self.cost(samples) <= self.tokens
 
     def overlong(self, sample: SampleMeta) -> bool:
-        """Whether `sample` alone exceeds the token budget."""
-        return ceil_multiple(sample.length, self.pad_to_multiple_of) > self.tokens
+        """Whether a micro-batch of `sample` alone exceeds the token budget."""
+        return self.cost((sample,)) > self.tokens

@@ -17,7 +17,7 @@ class Group:
     cost: int
     """Padded tokens."""
     full: bool
-    """No further sample of the window fitted."""
+    """The next sample on the walk did not fit, or none could have."""
 
     @property
     def tokens(self) -> int:
@@ -97,7 +97,12 @@ def split_balanced(group: Group, budget: Budget) -> tuple[Group, Group]:
 
     Falls back to `split_singleton` where a half would exceed the budget (it may need a dummy image that the whole did
     not need).
+
+    Raises:
+        ValueError: a group of one sample.
     """
+    if len(group.samples) < 2:
+        raise ValueError("a group of one sample cannot be split")
     middle = len(group.samples) // 2
     short, long = group.samples[:middle], group.samples[middle:]
     if all(len(part) == 1 or budget.fits(part) for part in (short, long)):

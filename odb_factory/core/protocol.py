@@ -45,7 +45,7 @@ class ClosedRound:
     """Samples dropped on all ranks since the round before."""
     epoch_over: bool
     left: int
-    """Samples that this rank has not emitted (0 at the end of an epoch in join mode)."""
+    """Samples that this rank has not emitted: a lower bound, 0 exactly when there are none."""
 
 
 def make_budget(config: OdbConfig) -> Budget:
@@ -152,12 +152,21 @@ class RankProtocol:
         return (*per_step, remaining, int(remaining == 0), dropped)
 
     def close_round(self, sums: Sequence[int]) -> ClosedRound:
-        """The steps of this round, with totals over all ranks; fillers complete the last accumulation window."""
+        """The steps of this round, with totals over all ranks; fillers complete the last accumulation window.
+
+        Raises:
+            ProtocolError: `plan` was told of samples that do not exist; on all ranks, since it shows in the sums.
+        """
         *per_step, remaining, finished_ranks, dropped = sums
         width = StepTotals.WIDTH
         totals = [StepTotals(*per_step[i : i + width]) for i in range(0, len(per_step), width)]
         slots = list(zip(self._slots, totals, strict=True))
         over = remaining == 0 or (not self.config.join and finished_ranks > 0)
+        if not slots and (not over or self.steps):
+            raise ProtocolError(
+                f"round {self.round_index} of epoch {self.epoch} has no step though samples were announced; this is a "
+                "bug in the reading of samples."
+            )
         if over and self.steps + len(slots):
             missing = -(self.steps + len(slots)) % self.config.steps_multiple
             slots += [(None, StepTotals(0, 0, 0, 0))] * missing
@@ -175,7 +184,7 @@ class RankProtocol:
 
     def _check(self, tail: Sequence[int]) -> None:
         _, failed, *same = tail
-        if failed != NONE and failed != self.rank:
+        if failed != NONE:
             raise ProtocolError(f"rank {failed} failed while it prepared data; its own error says why.")
         names = ("configuration", "size of the data set", "epoch", "round")
         low, high = same[: len(names)], [-value for value in same[len(names) :]]

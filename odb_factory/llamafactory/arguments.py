@@ -80,6 +80,11 @@ class OdbFinetuningArguments(FinetuningArguments):
             raise ValueError(f"odb: true supports stage sft, not {self.stage}; remove odb from this recipe.")
         if getattr(self, "use_hyper_parallel", False):
             raise ValueError("odb: true does not support use_hyper_parallel; remove one of them.")
+        if (self.use_galore and self.galore_layerwise) or (self.use_apollo and self.apollo_layerwise):
+            raise ValueError(
+                "odb: true does not support galore_layerwise and apollo_layerwise, whose learning rates count steps; "
+                "remove them."
+            )
         if os.environ.get("USE_MCA", "").lower() in ("1", "true", "y"):
             raise ValueError("odb: true does not support Megatron training (USE_MCA); unset it or remove odb.")
         # the budget may depend on other arguments; everything else is checked now, before anything is loaded

@@ -25,6 +25,7 @@ WATCH_SECONDS = 0.5
 """How often the collate process looks whether its parent lives."""
 
 _KEPT: list[object] = []
+"""What must live as long as the process."""
 
 _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP
 

@@ -102,7 +102,7 @@ def connect(rendezvous: Rendezvous | None, timeout: float) -> Exchange:
 
 
 def try_gloo() -> object:
-    """A Gloo group of this process alone, in which one reduction was made; to be kept, its end is not worth waiting for.
+    """A Gloo group of this process alone, in which one reduction was made. To be kept: ending it may take a while.
 
     A process that was forked while a thread of its parent held a lock inside torch (such as that of the flight
     recorder, which each collective of each Gloo group takes) finds it locked for ever. Then it hangs in here, before

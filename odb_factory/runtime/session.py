@@ -76,8 +76,8 @@ def _launch(job: CollateJob) -> tuple[socket.socket, multiprocessing.process.Bas
         process.join()
         sock.close()
     raise CollateError(
-        f"rank {job.rank}: {ATTEMPTS} collate processes in a row were forked and did not come up within {UP_SECONDS:g} s "
-        "each; set start_method (odb_start_method) to spawn."
+        f"rank {job.rank}: {ATTEMPTS} collate processes in a row were forked and did not come up within "
+        f"{UP_SECONDS:g} s each; set start_method (odb_start_method) to spawn."
     )
 
 

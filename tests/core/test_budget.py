@@ -74,3 +74,9 @@ def test_a_sample_is_overlong_by_its_padded_length() -> None:
     assert Budget(tokens=20).overlong(meta(0, 21))
     assert Budget(tokens=20, pad_to_multiple_of=16).overlong(meta(0, 17))
     assert not Budget(tokens=20, pad_to_multiple_of=16).overlong(meta(0, 16))
+
+
+def test_the_dummy_counts_where_a_lone_sample_is_overlong() -> None:
+    budget = Budget(tokens=100, dummy_tokens=30)
+    assert budget.overlong(meta(0, 90))
+    assert not budget.overlong(meta(0, 90, media=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,19 @@ def test_nonjoin_mode_closes_together_without_repeats_in_small_worlds(world: Wor
 @given(large_worlds(join=False))
 def test_nonjoin_mode_closes_together_without_repeats_in_large_worlds(world: World) -> None:
     check_nonjoin(world, world.run())
+
+
+@settings(max_examples=50)
+@given(st.integers(2, 5), st.integers(3, 12), st.integers(1, 4), st.booleans(), st.integers(0, 10**6))
+def test_no_sample_waits_beyond_the_bound_in_long_epochs_of_uneven_ranks(
+    world_size: int, depth: int, max_wait: int, ramp: bool, seed: int
+) -> None:
+    """Each rank has lengths of its own scale, so some have far more full groups than may leave."""
+    rng = random.Random(seed)
+    scales = [rng.choice([5, 30, 90]) for _ in range(world_size)]
+    samples = [meta(i, rng.randint(1, scales[i % world_size])) for i in range(world_size * 100)]
+    config = OdbConfig(token_budget=100, depth=depth, max_wait=max_wait, ramp=ramp, shuffle=False, seed=seed)
+    check_join(World(config, tuple(samples), world_size), simulate(samples, config, world_size))
 
 
 @settings(max_examples=100)
