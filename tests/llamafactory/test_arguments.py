@@ -1,0 +1,181 @@
+"""The recipe fields `odb*`, read by LLaMA-Factory's own parser."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from odb_factory.config import CHOICES, OdbConfig
+from odb_factory.demo import DemoPaths
+from odb_factory.llamafactory.arguments import OdbFinetuningArguments
+from odb_factory.llamafactory.checks import token_budget
+from tests.llamafactory.helpers import RECIPE, train_args
+
+FIELDS = tuple(f.name for f in dataclasses.fields(OdbFinetuningArguments) if f.name.startswith("odb"))
+ONLY_OURS = ("odb", "odb_audit")
+"""Fields that `OdbConfig` does not have."""
+
+
+@pytest.fixture
+def recipe(demo: DemoPaths, tmp_path: Path) -> dict[str, Any]:
+    paths = {"model_name_or_path": str(demo.model), "dataset_dir": str(demo.data), "output_dir": str(tmp_path / "out")}
+    return {**RECIPE, **paths, "odb": True}
+
+
+def test_a_plain_recipe_gets_the_defaults(recipe: dict[str, Any]) -> None:
+    arguments = train_args(recipe)[3]
+    assert isinstance(arguments, OdbFinetuningArguments)
+    config = arguments.odb_config(budget=4096)
+    assert config == OdbConfig(token_budget=4096)
+    assert arguments.odb_audit is False
+    assert arguments.odb_token_budget is None
+
+
+def test_every_field_reaches_the_config(recipe: dict[str, Any]) -> None:
+    given = {
+        "depth": 32,
+        "alignment": "max",
+        "split": "singleton",
+        "join": False,
+        "overlong": "error",
+        "max_samples": 4,
+        "max_patches": 999,
+        "idle": "skip",
+        "max_wait": 3,
+        "capacity": 5,
+        "queue_steps": 2,
+        "ramp": False,
+        "timeout": 12.5,
+    }
+    assert {f"odb_{name}" for name in given} | {*ONLY_OURS, "odb_token_budget"} == set(FIELDS)
+    plain = OdbConfig(token_budget=4096)
+    assert all(getattr(plain, name) != value for name, value in given.items())
+    arguments = train_args({**recipe, **{f"odb_{name}": value for name, value in given.items()}})[3]
+    assert arguments.odb_config(budget=4096) == OdbConfig(token_budget=4096, **given)
+
+
+@pytest.mark.parametrize(
+    ("batch", "cutoff", "given", "expected"),
+    [(None, None, None, 8 * 2048), (2, 512, None, 1024), (1, 300, None, 300), (2, 512, 4000, 4000)],
+)
+def test_default_budget_is_what_the_fixed_batch_needs(
+    recipe: dict[str, Any], batch: int | None, cutoff: int | None, given: int | None, expected: int
+) -> None:
+    fields = {"per_device_train_batch_size": batch, "cutoff_len": cutoff, "odb_token_budget": given}
+    _, data, training, tuning, _ = train_args({**recipe, **{k: v for k, v in fields.items() if v is not None}})
+    assert token_budget(tuning, data, training) == expected
+
+
+@pytest.mark.parametrize("key", ["odb_tokenbudget", "odb_token_budgets", "odb_", "odb_seed", "odb_pad_to_multiple_of"])
+def test_unknown_key_fails(recipe: dict[str, Any], key: str) -> None:
+    with pytest.raises(ValueError, match=f"not used by the HfArgumentParser.*'{key}'"):
+        train_args({**recipe, key: 1})
+
+
+COUNTS = ("token_budget", "depth", "max_samples", "max_patches", "max_wait", "capacity", "queue_steps")
+
+
+@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("value", [0, -1, "x", "2048", 1.5, True])
+def test_bad_count(recipe: dict[str, Any], name: str, value: Any) -> None:
+    with pytest.raises(ValueError) as error:
+        train_args({**recipe, f"odb_{name}": value})
+    assert str(error.value) == f"odb_{name} must be a positive integer, got {value!r}."
+
+
+@pytest.mark.parametrize("name", ["alignment", "split", "overlong", "idle"])
+@pytest.mark.parametrize("value", ["nonsense", "", None, 3])
+def test_bad_choice(recipe: dict[str, Any], name: str, value: Any) -> None:
+    with pytest.raises(ValueError) as error:
+        train_args({**recipe, f"odb_{name}": value})
+    assert str(error.value) == f"odb_{name} must be one of {', '.join(CHOICES[name])}, got {value!r}."
+
+
+@pytest.mark.parametrize("name", ["odb", "odb_join", "odb_ramp", "odb_audit"])
+@pytest.mark.parametrize("value", ["false", "true", 1, None])
+def test_bad_switch(recipe: dict[str, Any], name: str, value: Any) -> None:
+    """A quoted "false" would otherwise switch on what it means to switch off."""
+    with pytest.raises(ValueError) as error:
+        train_args({**recipe, name: value})
+    assert str(error.value) == f"{name} must be true or false, got {value!r}."
+
+
+@pytest.mark.parametrize("value", [0, -1, "30", None, float("nan")])
+def test_bad_timeout(recipe: dict[str, Any], value: Any) -> None:
+    with pytest.raises(ValueError) as error:
+        train_args({**recipe, "odb_timeout": value})
+    assert str(error.value) == f"odb_timeout must be a number of seconds above 0, got {value!r}."
+
+
+@pytest.mark.parametrize("stage", ["pt", "rm", "dpo", "kto"])
+def test_other_stages_are_refused(recipe: dict[str, Any], stage: str) -> None:
+    with pytest.raises(ValueError, match=f"odb: true supports stage sft, not {stage}; remove odb from this recipe"):
+        train_args({**recipe, "stage": stage})
+
+
+def test_other_trainers_are_refused(recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="does not support use_hyper_parallel"):
+        train_args({**recipe, "use_hyper_parallel": True})
+    for name in ("galore", "apollo"):
+        with pytest.raises(ValueError, match="does not support galore_layerwise and apollo_layerwise"):
+            OdbFinetuningArguments(odb=True, finetuning_type="full", **{f"use_{name}": True, f"{name}_layerwise": True})
+        OdbFinetuningArguments(odb=True, finetuning_type="full", **{f"use_{name}": True})
+    monkeypatch.setenv("USE_MCA", "1")
+    with pytest.raises(ValueError, match="does not support Megatron training"):
+        OdbFinetuningArguments(odb=True)
+
+
+@pytest.mark.parametrize("stage", ["sft", "dpo"])
+def test_switched_off_the_fields_have_no_effect(recipe: dict[str, Any], stage: str) -> None:
+    """So that one line of a recipe switches Online Dynamic Batching on and off."""
+    fields = {"odb_token_budget": 2048, "odb_depth": 64, "odb_audit": True, "odb_idle": "skip"}
+    arguments = train_args({**recipe, **fields, "odb": False, "stage": stage})[3]
+    assert not arguments.odb
+    del recipe["odb"]
+    assert not train_args({**recipe, **fields, "stage": stage})[3].odb
+
+
+def test_command_line(recipe: dict[str, Any]) -> None:
+    line = [f"--{name}={value}" for name, value in recipe.items()]
+    line += ["--odb_token_budget=4096", "--odb_join=false", "--odb_alignment=max", "--odb_timeout=5"]
+    arguments = train_args(line)[3]
+    assert arguments.odb_config(budget=1) == OdbConfig(token_budget=1, join=False, alignment="max", timeout=5.0)
+    assert arguments.odb_token_budget == 4096
+
+
+@pytest.mark.parametrize(
+    ("option", "complaint"),
+    [
+        ("--odb_token_budget=x", "argument --odb_token_budget.* invalid int value: 'x'"),
+        ("--odb_alignment=nonsense", "argument --odb_alignment.* invalid choice: 'nonsense'"),
+        ("--odb_join=maybe", "argument --odb_join.* Truthy value expected"),
+        ("--odb_nonsense=1", None),
+    ],
+)
+def test_bad_command_line(
+    recipe: dict[str, Any], capsys: pytest.CaptureFixture[str], option: str, complaint: str | None
+) -> None:
+    with pytest.raises((SystemExit, ValueError)) as error:
+        train_args([f"--{name}={value}" for name, value in recipe.items()] + [option])
+    shown = capsys.readouterr().err + str(error.value)
+    assert re.search(complaint or re.escape(f"not used by the HfArgumentParser: ['{option}']"), shown)
+
+
+def test_help_lists_and_explains_every_field() -> None:
+    from llamafactory.hparams import parser
+    from transformers import HfArgumentParser
+
+    shown = " ".join(HfArgumentParser(parser._TRAIN_ARGS).format_help().split())
+    details = shown[shown.index("--odb [ODB]", shown.index("options:")) :]
+    for field in dataclasses.fields(OdbFinetuningArguments):
+        if field.name not in FIELDS:
+            continue
+        assert f"--{field.name} " in details
+        text = field.metadata["help"]
+        assert text.endswith(".")
+        assert f"{text} (default: {field.default})" in details
+        assert field.default is not None or "Default: " in text  # what `None` means

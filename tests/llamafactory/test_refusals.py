@@ -1,0 +1,132 @@
+"""Recipes that contradict `odb: true` are refused by the wrapper of `run_sft` before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from odb_factory.demo import DemoPaths
+from odb_factory.llamafactory.hooks import PREPROCESS, RUN_SFT, registry
+from tests.llamafactory.helpers import RECIPE, train_args
+
+
+class FakeStock:
+    """In place of LLaMA-Factory's own `run_sft`."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.config: Any = None
+        self.dtype: Any = None
+
+    def __call__(self, *arguments: Any) -> str:
+        from llamafactory.data import loader
+
+        self.calls.append(arguments)
+        if PREPROCESS in registry.installed:
+            run = loader._get_preprocessed_dataset.__self__  # type: ignore[attr-defined]
+            self.config, self.dtype = run.config, run.dtype
+        return "done"
+
+
+@pytest.fixture
+def stock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStock]:
+    import llamafactory.train.tuner  # noqa: F401
+
+    fake = FakeStock()
+    monkeypatch.setitem(registry._originals, RUN_SFT, fake)
+    yield fake
+    assert PREPROCESS not in registry.installed
+
+
+@pytest.fixture
+def recipe(demo: DemoPaths, tmp_path: Path) -> dict[str, Any]:
+    paths = {"model_name_or_path": str(demo.model), "dataset_dir": str(demo.data), "output_dir": str(tmp_path / "out")}
+    return {**RECIPE, **paths, "odb": True}
+
+
+def run(recipe: dict[str, Any]) -> Any:
+    """As LLaMA-Factory's tuner calls it."""
+    from llamafactory.train import tuner
+
+    return tuner.run_sft(*train_args(recipe), [])
+
+
+REFUSED = [
+    ({"packing": True}, "packing and neat_packing build fixed batches before training; remove them"),
+    ({"neat_packing": True}, "packing and neat_packing build fixed batches before training; remove them"),
+    ({"streaming": True, "max_steps": 5}, "streaming is not supported, .*; remove streaming"),
+    ({"tokenized_path": "somewhere"}, "tokenized_path .*; remove tokenized_path"),
+    ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy: group_by_length .*; remove it"),
+    ({"dataloader_drop_last": True}, "dataloader_drop_last .*; remove it"),
+    ({"auto_find_batch_size": True}, "auto_find_batch_size .*; remove it and lower odb_token_budget instead"),
+    ({"do_train": False, "do_eval": True, "val_size": 0.5}, "there is no training in this recipe .*; remove odb"),
+]
+
+
+@pytest.mark.parametrize(("fields", "sentence"), REFUSED, ids=[next(iter(f)) for f, _ in REFUSED])
+def test_contradiction_is_refused_with_the_remedy(
+    recipe: dict[str, Any], stock: FakeStock, fields: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^odb: true contradicts this recipe: {sentence}[^.]*[.]$"):
+        run({**recipe, **fields})
+    assert not stock.calls  # no model, no data
+    assert run({**recipe, **fields, "odb": False}) == "done"  # the field alone is fine
+    assert stock.config is None
+
+
+@pytest.mark.parametrize(("batch", "cutoff", "given"), [(1, 4, None), (1, 7, None), (8, 2048, 1), (8, 2048, 7)])
+def test_budget_below_the_padding_is_refused(
+    recipe: dict[str, Any], stock: FakeStock, batch: int, cutoff: int, given: int | None
+) -> None:
+    fields = {"per_device_train_batch_size": batch, "cutoff_len": cutoff, "odb_token_budget": given}
+    budget = given or batch * cutoff
+    text = f"^odb_token_budget {budget} is smaller than pad_to_multiple_of 8, so no sample would fit; raise the budget"
+    with pytest.raises(ValueError, match=text):
+        run({**recipe, **fields})
+    assert not stock.calls
+
+
+def test_a_sound_recipe_runs_stock_code_with_our_data(recipe: dict[str, Any], stock: FakeStock) -> None:
+    fields = {"per_device_train_batch_size": 2, "cutoff_len": 512, "odb_depth": 64, "overwrite_cache": True}
+    assert run({**recipe, **fields}) == "done"
+    ((model_args, _, training_args, tuning_args, _, callbacks),) = stock.calls
+    assert model_args.model_name_or_path == recipe["model_name_or_path"]
+    assert training_args.output_dir == recipe["output_dir"]
+    assert tuning_args.odb
+    assert callbacks == []
+    assert (stock.config.token_budget, stock.config.depth, stock.config.pad_to_multiple_of) == (1024, 64, 8)
+    assert stock.config.shuffle
+    assert stock.dtype is None
+
+
+def test_order_and_pixel_type_follow_the_recipe(recipe: dict[str, Any], stock: FakeStock) -> None:
+    import torch
+
+    run({**recipe, "disable_shuffling": True, "bf16": True})
+    assert not stock.config.shuffle
+    assert stock.dtype == torch.bfloat16
+
+
+def test_budget_below_the_cutoff_warns(
+    recipe: dict[str, Any], stock: FakeStock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from odb_factory.llamafactory import run as module
+
+    said: list[str] = []
+    monkeypatch.setattr(module.logger, "warning_rank0", said.append)
+    run({**recipe, "odb_token_budget": 1024, "cutoff_len": 1024})
+    run({**recipe, "odb_token_budget": 512, "cutoff_len": 1024, "odb_overlong": "drop"})
+    assert said == []
+    run({**recipe, "odb_token_budget": 512, "cutoff_len": 1024})
+    assert len(said) == 1
+    assert "odb_token_budget 512 is below cutoff_len 1024" in said[0]
+
+
+def test_without_odb_stock_runs_with_its_own_arguments(recipe: dict[str, Any], stock: FakeStock) -> None:
+    del recipe["odb"]
+    assert run({**recipe, "packing": True}) == "done"
+    assert stock.config is None
+    assert len(stock.calls) == 1
