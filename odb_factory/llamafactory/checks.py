@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from odb_factory.trainer.schedule import BY_SAMPLES, NEEDS_STEPS
+
 COLLATOR_PAD_MULTIPLE = 8
 """LLaMA-Factory pads training batches to a multiple of this (train/sft/workflow.py)."""
 
 
 def check_recipe(data_args: Any, training_args: Any) -> None:
     """Raise ValueError for a combination that cannot work, or would silently do something else than asked."""
+    schedule = str(getattr(training_args.lr_scheduler_type, "value", training_args.lr_scheduler_type))
     problems = (
         (
             data_args.packing or data_args.neat_packing,
@@ -35,6 +38,16 @@ def check_recipe(data_args: Any, training_args: Any) -> None:
         (
             training_args.dataloader_drop_last,
             "dataloader_drop_last leaves samples out, while odb emits every sample once; remove it.",
+        ),
+        (
+            training_args.resume_from_checkpoint,
+            f"resuming from a checkpoint ({training_args.resume_from_checkpoint}) is not supported yet; start anew in "
+            "another output_dir, or set overwrite_output_dir: true.",
+        ),
+        (
+            schedule in NEEDS_STEPS and training_args.max_steps <= 0,
+            f"lr_scheduler_type {schedule} needs the number of steps, which is not known before the end of an epoch; "
+            f"set max_steps, or use one of {', '.join(BY_SAMPLES)}.",
         ),
         (
             not training_args.do_train,

@@ -19,6 +19,24 @@ class SeamError(RuntimeError):
     """LLaMA-Factory does not look as it did when the hooks were written."""
 
 
+def _version() -> str:
+    try:
+        return importlib.metadata.version("llamafactory")
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+def _tested() -> str:
+    return f"tested with LLaMA-Factory {', '.join(TESTED_VERSIONS)}, this is {_version()}"
+
+
+def check_version() -> None:
+    """SeamError for a LLaMA-Factory whose seams were not tested, however alike they look."""
+    if _version() not in TESTED_VERSIONS:
+        seams = ", ".join(map(str, SEAMS))
+        raise SeamError(f"odb: the seams {seams} were {_tested()}; install a tested version, or remove odb.")
+
+
 @dataclass(frozen=True, slots=True)
 class Seam:
     """A name in a module of LLaMA-Factory that is replaced."""
@@ -32,11 +50,8 @@ class Seam:
         return f"{self.module}.{self.name}"
 
     def check(self) -> Any:
-        """The current value; SeamError if it is missing or has another shape, or the version is not a tested one."""
-        version = importlib.metadata.version("llamafactory")
-        tested = f"tested with LLaMA-Factory {', '.join(TESTED_VERSIONS)}, this is {version}"
-        if version not in TESTED_VERSIONS:
-            raise SeamError(f"odb: this version of LLaMA-Factory is not supported ({tested}); install a tested one.")
+        """The current value; SeamError if it is missing or has another shape."""
+        tested = _tested()
         value = getattr(importlib.import_module(self.module), self.name, None)
         if value is None:
             raise SeamError(f"odb: the seam {self} is missing ({tested}); reinstall LLaMA-Factory in a tested version.")

@@ -11,7 +11,7 @@ from llamafactory.extras import logging
 
 from odb_factory.config import OdbConfig
 from odb_factory.llamafactory.checks import COLLATOR_PAD_MULTIPLE, check_recipe, token_budget
-from odb_factory.llamafactory.hooks import PREPROCESS, RUN_SFT, TRAINER, registry
+from odb_factory.llamafactory.hooks import PREPROCESS, RUN_SFT, TRAINER, check_version, registry
 
 logger = logging.get_logger(__name__)
 
@@ -34,6 +34,7 @@ def run_sft(
     arguments = (model_args, data_args, training_args, finetuning_args, generating_args, callbacks)
     if not getattr(finetuning_args, "odb", False):
         return stock(*arguments)
+    check_version()
     check_recipe(data_args, training_args)
     config = finetuning_args.odb_config(
         budget=token_budget(finetuning_args, data_args, training_args),

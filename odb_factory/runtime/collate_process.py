@@ -103,7 +103,7 @@ def _join_world(job: CollateJob, sock: socket.socket) -> Exchange:
         leave(0)
     if not isinstance(command, Meet):
         raise CollateError(f"unknown command {command!r}")
-    send(sock, Phase("meeting the other ranks"))
+    send(sock, Phase("meeting the other ranks", for_others=True))
     return connect(command.rendezvous, job.config.timeout)
 
 

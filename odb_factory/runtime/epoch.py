@@ -91,7 +91,7 @@ class RankEpoch:
         where = f"round {self._protocol.round_index} of epoch {self._epoch}"
         send(self._sock, Phase(f"reading samples for {where}"))
         dropped = self._fill(where)
-        send(self._sock, Phase(f"the exchange of {where}"))
+        send(self._sock, Phase(f"the exchange of {where}", for_others=True))
         unread = self._reader.unread
         vector = self._protocol.begin_round(exhausted=unread == 0)
         minima = self._exchange.minimum(vector, f"the first exchange of {where}")

@@ -12,6 +12,9 @@ import torch.distributed as dist
 from odb_factory.runtime.errors import ExchangeError
 from odb_factory.runtime.rendezvous import Rendezvous
 
+NEVER = timedelta(days=30)
+"""Time-out of what must not time out."""
+
 
 class Exchange(Protocol):
     """Element-wise reductions over all ranks; every rank calls them in the same order, with vectors of one length."""
@@ -49,10 +52,12 @@ class GlooExchange:
 
     Args:
         rendezvous: where to meet; all ranks must come within `timeout`.
-        timeout: seconds after which a rank that waits for another one raises.
+        timeout: seconds within which all ranks must come. The reductions have no time-out of their own: while the
+            trainers pause together, for an evaluation say, one rank may wait here for as long as that takes. A trainer
+            that waits for data raises (`Session.next`), which ends this process too.
 
     Raises:
-        ExchangeError: a rank did not come, died, or stalled.
+        ExchangeError: a rank did not come, or died.
     """
 
     def __init__(self, rendezvous: Rendezvous, timeout: float) -> None:
@@ -60,7 +65,6 @@ class GlooExchange:
         self.world_size = rendezvous.world_size
         self.count = 0
         self.sent_bytes = 0
-        self.timeout = timeout
         limit = timedelta(seconds=timeout)
         try:
             store = dist.TCPStore(rendezvous.host, rendezvous.port, None, is_master=False, timeout=limit)
@@ -82,13 +86,13 @@ class GlooExchange:
         tensor = torch.tensor(values, dtype=torch.int64)
         options = dist.AllreduceOptions()
         options.reduceOp = op
+        options.timeout = NEVER
         try:
             self._group.allreduce([tensor], options).wait()  # type: ignore[attr-defined]  # missing in torch's stub
         except RuntimeError as error:
             raise ExchangeError(
-                f"rank {self.rank} of {self.world_size} lost the others in {what}: another rank ended, or stalled for "
-                f"more than {self.timeout:g} s (odb_timeout); look for the first error among the ranks: "
-                f"{_first_line(error)}"
+                f"rank {self.rank} of {self.world_size} lost the others in {what}: another rank ended; look for the "
+                f"first error among the ranks: {_first_line(error)}"
             ) from error
         self.count += 1
         self.sent_bytes += tensor.nbytes

@@ -93,6 +93,8 @@ class Phase:
     """What the collate process is about to do; for the text of time-out errors."""
 
     name: str
+    for_others: bool = False
+    """It may have to wait for other ranks in it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -21,6 +20,7 @@ from odb_factory.runtime.collate_process import main
 from odb_factory.runtime.epoch import CollateJob
 from odb_factory.runtime.errors import CollateError, ExchangeError, OdbError, SampleError
 from odb_factory.runtime.messages import EpochEnd, Failure, Meet, Phase, StartEpoch, StepInfo, Stop, receive, send
+from odb_factory.runtime.nested import map_tensors
 from odb_factory.runtime.rendezvous import Rendezvous
 
 POLL_SECONDS = 0.5
@@ -36,19 +36,6 @@ UP_SECONDS = 20.0
 """How long it has for that."""
 
 _ERRORS: dict[str, type[OdbError]] = {"sample": SampleError, "exchange": ExchangeError, "collate": CollateError}
-
-
-def pin(value: Any) -> Any:
-    """`value` with every tensor in page-locked memory; mappings, lists and tuples are rebuilt."""
-    if isinstance(value, torch.Tensor):
-        return value.pin_memory()
-    if isinstance(value, Mapping):
-        return type(value)({key: pin(item) for key, item in value.items()})  # type: ignore[call-arg]
-    if isinstance(value, list):
-        return [pin(item) for item in value]
-    if type(value) is tuple:
-        return tuple(pin(item) for item in value)
-    return value
 
 
 def _launch(job: CollateJob) -> tuple[socket.socket, multiprocessing.process.BaseProcess]:
@@ -105,7 +92,7 @@ class Session:
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=job.config.queue_steps)
         self._closing = threading.Event()
         self._closed = False
-        self.phase = "starting"
+        self._phase = Phase("starting")
         self._heard = time.monotonic()
         self._sock, self.process = _launch(job)
         self._thread = threading.Thread(target=self._receive, name="odb-receive", daemon=True)
@@ -140,11 +127,7 @@ class Session:
                 item = self._queue.get(timeout=min(POLL_SECONDS, self._timeout))
             except queue.Empty:
                 if time.monotonic() > max(begun, self._heard) + self._timeout + GRACE_SECONDS:
-                    raise CollateError(
-                        f"rank {self._rank}: nothing came from the collate process for {self._timeout:g} s "
-                        f"(odb_timeout); it was last at: {self.phase}. A stalled worker, data set or rank is the usual "
-                        "cause."
-                    ) from None
+                    raise self._late() from None
                 continue
             if isinstance(item, Failure):
                 text = item.message + (f"\n{item.traceback}" if item.traceback else "")
@@ -171,6 +154,22 @@ class Session:
         self._at_exit.cancel()
         self._closed = True
 
+    @property
+    def phase(self) -> str:
+        """What the process was about to do when last heard of."""
+        return self._phase.name
+
+    def _late(self) -> OdbError:
+        if self._phase.for_others:
+            return ExchangeError(
+                f"rank {self._rank} waited for more than {self._timeout:g} s (odb_timeout) for the other ranks in "
+                f"{self.phase}: one of them stalled, or is that much slower; look for the rank that says otherwise."
+            )
+        return CollateError(
+            f"rank {self._rank}: nothing came from the collate process for {self._timeout:g} s (odb_timeout); it was "
+            f"last at: {self.phase}. A stalled worker or data set is the usual cause."
+        )
+
     def _receive(self) -> None:
         if self._device is not None:
             torch.cuda.set_device(self._device)
@@ -181,10 +180,10 @@ class Session:
                 message = receive(self._sock)
                 self._heard = time.monotonic()
                 if isinstance(message, Phase):
-                    self.phase = message.name
+                    self._phase = message
                     continue
                 if self._device is not None and isinstance(message, tuple):
-                    message = (pin(message[0]), message[1])
+                    message = (map_tensors(message[0], torch.Tensor.pin_memory), message[1])
                 self._put(message)
         except (OSError, EOFError):
             self._put(self._obituary())

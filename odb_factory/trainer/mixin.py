@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from odb_factory.runtime.messages import StepInfo
 from odb_factory.runtime.observe import Observe, observe_sample
 from odb_factory.trainer.callback import OdbCallback
 from odb_factory.trainer.checks import check_arguments
+from odb_factory.trainer.micro import MicroBatch, to_device, zero_loss
 from odb_factory.trainer.progress import SampleProgress
 from odb_factory.trainer.report import Audit, write_summary
 from odb_factory.trainer.schedule import BY_SAMPLES, NEEDS_STEPS, Position, follow
@@ -29,15 +29,6 @@ _Base: Any = object
 
 _UNKNOWN_STEPS = 1 << 40
 """Stands for the number of updates of an epoch, which nobody knows before its end."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Micro:
-    """A micro-batch on its way to `training_step`."""
-
-    info: StepInfo
-    update_loss_tokens: int
-    """Supervised targets of the whole update, over ranks and micro-batches."""
 
 
 class OdbTrainerMixin(_Base):
@@ -82,8 +73,8 @@ class OdbTrainerMixin(_Base):
         """Totals of the last run, as in `odb_summary.json`."""
         self._odb_loader: OdbDataLoader | None = None
         self._odb_audit: Audit | None = None
-        self._odb_pending: deque[_Micro] = deque()
-        self._odb_current: _Micro | None = None
+        self._odb_pending: deque[MicroBatch] = deque()
+        self._odb_current: MicroBatch | None = None
         self.odb_callback = OdbCallback(
             lambda: self.odb_progress, lambda: self.callback_handler.callbacks, self._odb_announcement()
         )
@@ -145,12 +136,12 @@ class OdbTrainerMixin(_Base):
             step = next(epoch_iterator, None)
             if step is None:
                 break
-            batches.append(_to_device(step[0], device))
+            batches.append(to_device(step[0], device))
             infos.append(step[1])
         if not infos:
             raise OdbError(self._no_samples())
         loss_tokens = sum(info.global_loss_tokens for info in infos)
-        self._odb_pending.extend(_Micro(info, loss_tokens) for info in infos)
+        self._odb_pending.extend(MicroBatch(info, loss_tokens) for info in infos)
         self.odb_progress.advance(infos)
         return batches, None
 
@@ -194,7 +185,7 @@ class OdbTrainerMixin(_Base):
             return super().compute_loss(model, inputs, *args, **kwargs)
         factor = loss_scale(micro.info.loss_tokens, micro.update_loss_tokens, self.args.world_size)
         if factor == 0.0:
-            return _zero_loss(model, inputs)
+            return zero_loss(model, inputs)
         if self.compute_loss_func is None:
             factor *= self.current_gradient_accumulation_steps
         return super().compute_loss(model, inputs, *args, **kwargs) * factor
@@ -289,25 +280,3 @@ class OdbTrainerMixin(_Base):
             odb_padding=self.odb_summary["padding"],
         )
         return output
-
-
-def _zero_loss(model: Any, inputs: Any) -> torch.Tensor:
-    """Exactly zero, with a zero gradient for every parameter: the weight of fillers and of batches without targets.
-
-    The model's own loss would be the mean over no target, which is not a number.
-    """
-    outputs = model(**{key: value for key, value in inputs.items() if key != "labels"})
-    logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
-    zero: torch.Tensor = (logits.float() * 0.0).sum()
-    return zero
-
-
-def _to_device(value: Any, device: torch.device) -> Any:
-    """`value` with its tensors on `device`; copies from page-locked memory do not wait for the device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=value.is_pinned() if device.type == "cuda" else False)
-    if isinstance(value, Mapping):
-        return type(value)({key: _to_device(item, device) for key, item in value.items()})  # type: ignore[call-arg]
-    if isinstance(value, list | tuple):
-        return type(value)(_to_device(item, device) for item in value)
-    return value

@@ -62,6 +62,14 @@ REFUSED = [
     ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy: group_by_length .*; remove it"),
     ({"dataloader_drop_last": True}, "dataloader_drop_last .*; remove it"),
     ({"auto_find_batch_size": True}, "auto_find_batch_size .*; remove it and lower odb_token_budget instead"),
+    (
+        {"resume_from_checkpoint": "outputs/checkpoint-3"},
+        "resuming from .*checkpoint-3. is not supported yet; start anew",
+    ),
+    (
+        {"lr_scheduler_type": "warmup_stable_decay"},
+        "lr_scheduler_type warmup_stable_decay needs the number of steps.*; set max_steps",
+    ),
     ({"do_train": False, "do_eval": True, "val_size": 0.5}, "there is no training in this recipe .*; remove odb"),
 ]
 

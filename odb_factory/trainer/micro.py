@@ -1,0 +1,36 @@
+"""One micro-batch on its way through the Trainer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from odb_factory.runtime.messages import StepInfo
+from odb_factory.runtime.nested import map_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """A micro-batch on its way to `training_step`."""
+
+    info: StepInfo
+    update_loss_tokens: int
+    """Supervised targets of the whole update, over ranks and micro-batches."""
+
+
+def zero_loss(model: Any, inputs: Any) -> torch.Tensor:
+    """Exactly zero, with a zero gradient for every parameter: the weight of fillers and of batches without targets.
+
+    The model's own loss would be the mean over no target, which is not a number.
+    """
+    outputs = model(**{key: value for key, value in inputs.items() if key != "labels"})
+    logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+    zero: torch.Tensor = (logits.float() * 0.0).sum()
+    return zero
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """`batch` with its tensors on `device`; copies from page-locked memory do not wait for the device."""
+    return map_tensors(batch, lambda t: t.to(device, non_blocking=device.type == "cuda" and t.is_pinned()))
