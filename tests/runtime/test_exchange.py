@@ -1,0 +1,175 @@
+"""Where the collate processes meet, and the reductions between them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from odb_factory.runtime.errors import ExchangeError
+from odb_factory.runtime.exchange import GlooExchange, LocalExchange, connect, try_gloo
+from odb_factory.runtime.rendezvous import Rendezvous, meet, resolve_world, serve_store
+from tests.dist import run_ranks
+
+# --- which rank am I
+
+
+def test_one_process_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert resolve_world(None, None) == (0, 1)
+    assert resolve_world(2, 4) == (2, 4)
+
+
+def test_several_announced_ranks_without_a_process_group_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ExchangeError, match=r"4 ranks \(WORLD_SIZE\).*init_process_group"):
+        resolve_world(None, None)
+    assert resolve_world(1, 4) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "text"),
+    [(0, None, "both"), (None, 2, "both"), (2, 2, "rank 2 .* 2 ranks"), (-1, 2, "rank -1"), (0, 0, "rank 0")],
+)
+def test_half_a_place_or_an_impossible_one_is_an_error(rank: Any, world_size: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        resolve_world(rank, world_size)
+
+
+def test_ranks_without_a_process_group_cannot_meet() -> None:
+    with pytest.raises(ExchangeError, match=r"2 ranks need a torch\.distributed process group.*rendezvous="):
+        meet(0, 2, 5.0)
+
+
+def test_a_world_of_one_exchanges_nothing() -> None:
+    exchange = connect(None, 5.0)
+    assert isinstance(exchange, LocalExchange)
+    assert exchange.minimum((3, -1), "a test") == [3, -1]
+    assert exchange.sum((3, -1), "a test") == [3, -1]
+    assert (exchange.count, exchange.sent_bytes) == (0, 0)
+
+
+def test_gloo_works_in_this_process() -> None:
+    assert try_gloo() is not None
+
+
+def test_a_machine_without_a_usable_network_is_an_error_that_says_what_to_look_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
+    with pytest.raises(ExchangeError, match=r"cannot open a Gloo connection.*GLOO_SOCKET_IFNAME"):
+        try_gloo()
+
+
+# --- several ranks
+
+BIG = 2**62
+
+
+def _reduce(rank: int, world: int) -> tuple[Any, ...]:
+    assert resolve_world(None, None) == (rank, world)
+    place, store = meet(rank, world, 20.0)
+    assert (store is not None) == (rank == 0)
+    assert (place.rank, place.world_size) == (rank, world)
+    exchange = connect(place, 20.0)
+    assert isinstance(exchange, GlooExchange)
+    low = exchange.minimum((rank, -rank, BIG, 7 - rank), "a test")
+    total = exchange.sum((rank, 1, BIG // 8), "a test")
+    many = exchange.sum(range(1000), "a test")
+    dist.barrier()  # the store must outlive the exchange
+    return low, total, many, exchange.count, exchange.sent_bytes
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("world", [2, 4])
+def test_reductions_are_the_same_on_all_ranks(world: int) -> None:
+    results = run_ranks(world, _reduce)
+    top = world - 1
+    for low, total, many, count, sent in results:
+        assert low == [0, -top, BIG, 7 - top]
+        assert total == [sum(range(world)), world, world * (BIG // 8)]
+        assert many == [i * world for i in range(1000)]
+        assert count == 3
+        assert sent == 8 * (4 + 3 + 1000), "what a rank puts in does not depend on the number of ranks"
+
+
+def _wrong_size(rank: int, world: int) -> str:
+    with pytest.raises(ExchangeError) as caught:
+        meet(rank, world + 1, 5.0)
+    return str(caught.value)
+
+
+@pytest.mark.distributed
+def test_a_process_group_of_another_size_is_an_error() -> None:
+    for text in run_ranks(2, _wrong_size):
+        assert "3 ranks need a torch.distributed process group of that size" in text
+
+
+def _meet_alone(rank: int, world: int, port: int, timeout: float) -> tuple[str, float]:
+    start = time.monotonic()
+    with pytest.raises(ExchangeError) as caught:
+        GlooExchange(Rendezvous(host="127.0.0.1", port=port, rank=rank, world_size=2), timeout)
+    return str(caught.value), time.monotonic() - start
+
+
+@pytest.mark.distributed
+def test_a_rank_that_never_comes_is_an_error_within_the_timeout() -> None:
+    store = serve_store(30.0)
+    [(text, seconds)] = run_ranks(1, _meet_alone, store.port, 3.0, init_group=False)
+    assert f"rank 0 of 2 could not meet the others at 127.0.0.1:{store.port} within 3 s" in text
+    assert "GLOO_SOCKET_IFNAME" in text
+    assert 1.5 < seconds < 15
+
+
+@pytest.mark.distributed
+def test_a_store_that_nobody_serves_is_an_error_within_the_timeout() -> None:
+    store = serve_store(5.0)
+    port = store.port
+    del store
+    [(text, seconds)] = run_ranks(1, _meet_alone, port, 2.0, init_group=False)
+    assert f"rank 0 of 2 could not meet the others at 127.0.0.1:{port}" in text
+    assert seconds < 10
+
+
+def _die_in_the_middle(rank: int, world: int) -> tuple[str, float]:
+    place, store = meet(rank, world, 60.0)
+    exchange = GlooExchange(place, 60.0)
+    assert exchange.sum((1,), "the first") == [world]
+    if rank == world - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(ExchangeError) as caught:
+        exchange.minimum((1,), "the second exchange of round 3 of epoch 1")
+    assert store is None or rank == 0
+    return str(caught.value), time.monotonic() - start
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_rank_that_dies_is_an_error_at_once(world: int) -> None:
+    results = run_ranks(world, _die_in_the_middle, may_die=[world - 1])
+    assert results[-1] is None
+    for rank, (text, seconds) in enumerate(results[:-1]):
+        assert f"rank {rank} of {world} lost the others in the second exchange of round 3 of epoch 1" in text
+        assert "another rank ended" in text
+        assert seconds < 10, "not after the time-out of 60 s"
+
+
+def _come_late(rank: int, world: int) -> list[int]:
+    place, store = meet(rank, world, 3.0)
+    exchange = GlooExchange(place, 3.0)
+    time.sleep(4.0 * rank)
+    total = exchange.sum((1,), "an exchange to which rank 1 comes late")
+    dist.barrier()
+    assert (store is not None) == (rank == 0)
+    return total
+
+
+@pytest.mark.distributed
+def test_a_reduction_waits_for_a_rank_that_comes_late() -> None:
+    """Whether that is too late is for the trainers to say: it does not matter while they do something else."""
+    assert run_ranks(2, _come_late) == [[2], [2]]

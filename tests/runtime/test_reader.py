@@ -1,0 +1,143 @@
+"""The reader alone: order, bounds, drops, errors and cancelling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from odb_factory import OdbConfig
+from odb_factory.runtime.errors import SampleError
+from odb_factory.runtime.messages import loads
+from odb_factory.runtime.observe import observe_sample
+from odb_factory.runtime.reader import Held, Reader
+from tests.dist import children, kill
+from tests.runtime.helpers import Counted, Lengths, wait_until
+
+
+def reader_of(data: Lengths, *, depth: int = 4, workers: int = 0, **values: Any) -> Reader:
+    config = OdbConfig(token_budget=100, depth=depth, **values)
+    return Reader(
+        data, observe_sample, config, num_workers=workers, prefetch_factor=None, worker_init_fn=None, seed=0
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _end_workers() -> Iterator[None]:
+    """A reader ends with its process; here that is the test run, so its workers are ended by hand."""
+    before = set(children())
+    yield
+    for pid in set(children()) - before:
+        kill(pid)
+
+
+def indices(samples: tuple[Held, ...]) -> list[int]:
+    return [held.meta.index for held in samples]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [0, 3])
+def test_samples_come_in_the_order_of_the_indices_whatever_the_timing(workers: int) -> None:
+    order = [5, 0, 19, 3, 7, 12, 11, 1]
+    reader = reader_of(Lengths(range(1, 21), sleep=0.02), depth=8, workers=workers)
+    for epoch in range(2):
+        reader.start_epoch(epoch, order)
+        taken = reader.take(5)
+        assert indices(taken.samples) == order[:5]
+        assert reader.unread == 1
+        rest = reader.take(100)
+        assert indices(rest.samples) == order[5:]
+        assert reader.unread == 0
+        assert [h.meta.length for h in rest.samples] == [i + 1 for i in order[5:]]
+        assert loads(taken.samples[0].payload)["input_ids"].tolist() == [5] * 6
+        assert taken.samples[0].meta.nbytes == len(taken.samples[0].payload)
+        reader.cancel()
+
+
+def test_no_more_than_depth_and_one_are_held_until_they_are_released() -> None:
+    data = Counted([3] * 50)
+    reader = reader_of(data, depth=4)
+    reader.start_epoch(0, range(50))
+    assert indices(reader.take(4).samples) == [0, 1, 2, 3]
+    assert wait_until(lambda: data.reads.value == 6)  # 4 taken, 1 known to follow, 1 in the hand of the thread
+    assert not wait_until(lambda: data.reads.value > 6, seconds=0.3)
+    reader.release(3)
+    assert wait_until(lambda: data.reads.value == 9)
+    assert not wait_until(lambda: data.reads.value > 9, seconds=0.3)
+    assert indices(reader.take(3).samples) == [4, 5, 6]
+    reader.cancel()
+
+
+def test_drops_come_with_the_samples_around_them_and_do_not_count_against_the_depth() -> None:
+    reader = reader_of(Lengths([3] * 30, drop=set(range(30)) - {5, 20}), depth=1)
+    reader.start_epoch(0, range(30))
+    first = reader.take(1)
+    assert indices(first.samples) == [5]
+    assert [d.index for d in first.dropped] == [*range(5), *range(6, 20)]
+    assert reader.unread == 1
+    reader.release(1)
+    second = reader.take(1)
+    assert indices(second.samples) == [20]
+    assert [d.index for d in second.dropped] == list(range(21, 30))
+    assert reader.unread == 0
+    reader.cancel()
+
+
+def test_no_indices_at_all_are_an_epoch_that_is_over() -> None:
+    reader = reader_of(Lengths([3]))
+    reader.start_epoch(0, [])
+    taken = reader.take(4)
+    assert (taken.samples, taken.dropped, reader.unread) == ((), (), 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_can_be_cancelled_at_any_time_and_the_next_one_starts_clean(workers: int) -> None:
+    reader = reader_of(Lengths([3] * 40, drop={8}), depth=3, workers=workers)
+    for count in (0, 1, 3):
+        reader.start_epoch(count, range(40))
+        assert indices(reader.take(count).samples) == list(range(count))
+        reader.cancel()
+    reader.start_epoch(9, [7, 8, 9])
+    taken = reader.take(3)
+    assert indices(taken.samples) == [7, 9]
+    assert [d.index for d in taken.dropped] == [8]
+
+
+def test_an_error_beyond_what_was_needed_does_not_spoil_the_next_epoch() -> None:
+    data = Counted([3] * 10, fail={3})
+    reader = reader_of(data, depth=2)
+    reader.start_epoch(0, range(10))
+    assert indices(reader.take(1).samples) == [0]
+    reader.release(1)
+    assert wait_until(lambda: data.reads.value == 4)  # sample 3 was read ahead, and failed
+    reader.cancel()
+    reader.start_epoch(1, [4, 5])
+    assert indices(reader.take(2).samples) == [4, 5]
+
+
+def test_an_error_is_raised_by_every_take_after_it() -> None:
+    reader = reader_of(Lengths([3] * 10, fail={1}))
+    reader.start_epoch(0, range(10))
+    for _ in range(2):
+        with pytest.raises(SampleError, match="sample 1 could not be read"):
+            reader.take(3)
+
+
+def test_a_second_epoch_is_refused_while_one_is_open() -> None:
+    reader = reader_of(Lengths([3] * 10), depth=2)
+    reader.start_epoch(0, range(10))
+    with pytest.raises(RuntimeError, match="still being read"):
+        reader.start_epoch(1, range(10))
+    reader.cancel()
+
+
+def test_a_large_or_negative_seed_is_no_obstacle() -> None:
+    for seed in (2**62, -5):
+        config = OdbConfig(token_budget=100, seed=seed)
+        data = Lengths([3] * 4)
+        reader = Reader(
+            data, observe_sample, config, num_workers=1, prefetch_factor=None, worker_init_fn=None, seed=seed
+        )  # fmt: skip
+        reader.start_epoch(0, range(4))
+        assert indices(reader.take(4).samples) == [0, 1, 2, 3]
