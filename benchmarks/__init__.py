@@ -1,0 +1,1 @@
+"""Measurements of Online Dynamic Batching; each module runs as `python -m benchmarks.NAME`."""
