@@ -276,7 +276,10 @@ class OdbTrainerMixin(_Base):
             write_summary(self._odb_audit.directory, self.odb_summary)
         output.metrics.update(
             odb_steps=self.odb_summary["steps"],
+            odb_fillers=self.odb_summary["fillers"],
             odb_samples=self.odb_summary["samples"],
+            odb_unique=self.odb_summary["unique"],
+            odb_dropped=len(self.odb_summary["dropped_samples"]),
             odb_padding=self.odb_summary["padding"],
         )
         return output
