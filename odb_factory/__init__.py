@@ -8,14 +8,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from odb_factory.version import __version__
+
 if TYPE_CHECKING:
     from odb_factory.config import OdbConfig
     from odb_factory.core.sample import DropSample, SampleMeta
     from odb_factory.runtime.loader import OdbDataLoader
     from odb_factory.runtime.messages import StepInfo
     from odb_factory.trainer.mixin import OdbTrainerMixin
-
-__version__ = "0.1.0"
 
 _HOME = {
     "OdbConfig": "odb_factory.config",
@@ -26,7 +26,7 @@ _HOME = {
     "OdbTrainerMixin": "odb_factory.trainer.mixin",
 }
 
-__all__ = ["DropSample", "OdbConfig", "OdbDataLoader", "OdbTrainerMixin", "SampleMeta", "StepInfo"]
+__all__ = ["DropSample", "OdbConfig", "OdbDataLoader", "OdbTrainerMixin", "SampleMeta", "StepInfo", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from odb_factory import __version__
+from odb_factory.version import __version__
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "alignment": ("carry", "max"),
