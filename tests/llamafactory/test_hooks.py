@@ -239,9 +239,11 @@ def test_source_tree_without_a_version_is_refused_with_odb_only(
 
 
 def test_other_modules_are_left_alone() -> None:
+    before = registry.installed
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         hooks.after_import(importlib.import_module("llamafactory.extras.misc"))
+    assert registry.installed == before
 
 
 # -- the import hook
