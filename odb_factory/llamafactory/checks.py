@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from odb_factory.trainer.schedule import BY_SAMPLES, NEEDS_STEPS
+from odb_factory.trainer.checks import contradictions, needs_steps
 
 COLLATOR_PAD_MULTIPLE = 8
 """LLaMA-Factory pads training batches to a multiple of this (train/sft/workflow.py)."""
@@ -12,7 +12,6 @@ COLLATOR_PAD_MULTIPLE = 8
 
 def check_recipe(data_args: Any, training_args: Any) -> None:
     """Raise ValueError for a combination that cannot work, or would silently do something else than asked."""
-    schedule = str(getattr(training_args.lr_scheduler_type, "value", training_args.lr_scheduler_type))
     problems = (
         (
             data_args.packing or data_args.neat_packing,
@@ -26,29 +25,13 @@ def check_recipe(data_args: Any, training_args: Any) -> None:
             data_args.tokenized_path is not None,
             "tokenized_path stores batches' input before training, while odb tokenizes online; remove tokenized_path.",
         ),
-        (
-            training_args.train_sampling_strategy == "group_by_length",
-            "train_sampling_strategy: group_by_length groups by length in another way; remove it.",
-        ),
-        (
-            training_args.auto_find_batch_size,
-            "auto_find_batch_size lowers a number of samples, while odb bounds tokens; remove it and lower "
-            "odb_token_budget instead.",
-        ),
-        (
-            training_args.dataloader_drop_last,
-            "dataloader_drop_last leaves samples out, while odb emits every sample once; remove it.",
-        ),
+        *contradictions(training_args),
         (
             training_args.resume_from_checkpoint,
             f"resuming from a checkpoint ({training_args.resume_from_checkpoint}) is not supported yet; start anew in "
             "another output_dir, or set overwrite_output_dir: true.",
         ),
-        (
-            schedule in NEEDS_STEPS and training_args.max_steps <= 0,
-            f"lr_scheduler_type {schedule} needs the number of steps, which is not known before the end of an epoch; "
-            f"set max_steps, or use one of {', '.join(BY_SAMPLES)}.",
-        ),
+        needs_steps(training_args),
         (
             not training_args.do_train,
             "there is no training in this recipe (do_train); remove odb, which has no effect on evaluation.",

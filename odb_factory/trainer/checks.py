@@ -7,6 +7,7 @@ from typing import Any
 from transformers import Trainer
 
 from odb_factory.config import OdbConfig
+from odb_factory.trainer.schedule import BY_SAMPLES, NEEDS_STEPS
 
 _HOOKED = (
     "_run_epoch",
@@ -15,6 +16,39 @@ _HOOKED = (
     "_finalize_training",
     "_prepare_for_training",
 )
+
+
+def contradictions(args: Any) -> list[tuple[bool, str]]:
+    """Training arguments that mean something else than `odb: true`: whether each applies, and what to say then."""
+    return [
+        (
+            args.train_sampling_strategy == "group_by_length",
+            "train_sampling_strategy: group_by_length groups by length in another way; remove it.",
+        ),
+        (
+            bool(args.auto_find_batch_size),
+            "auto_find_batch_size lowers a number of samples, while odb bounds tokens; remove it and lower "
+            "odb_token_budget instead.",
+        ),
+        (
+            bool(args.dataloader_drop_last),
+            "dataloader_drop_last leaves samples out, while odb emits every sample once; remove it.",
+        ),
+    ]
+
+
+def schedule_kind(args: Any) -> str:
+    """The name of the learning rate schedule."""
+    return str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+
+
+def needs_steps(args: Any) -> tuple[bool, str]:
+    """Whether the schedule needs a number of steps that is not known, and what to say then."""
+    kind = schedule_kind(args)
+    return kind in NEEDS_STEPS and args.max_steps <= 0, (
+        f"lr_scheduler_type {kind} needs the number of steps, which is not known before the end of an epoch; "
+        f"set max_steps, or use one of {', '.join(BY_SAMPLES)}."
+    )
 
 
 def check_arguments(args: Any, config: OdbConfig, accelerator: Any) -> None:
@@ -30,19 +64,7 @@ def check_arguments(args: Any, config: OdbConfig, accelerator: Any) -> None:
             f"{args.n_gpu} GPUs in one process (torch.nn.DataParallel) are not supported; start one process a GPU with "
             "torchrun (FORCE_TORCHRUN=1).",
         ),
-        (
-            args.train_sampling_strategy == "group_by_length",
-            "train_sampling_strategy: group_by_length contradicts odb: true, which groups by length itself; remove it.",
-        ),
-        (
-            bool(args.auto_find_batch_size),
-            "auto_find_batch_size contradicts odb: true, where a batch is bounded by the token budget; remove it and "
-            "lower odb_token_budget instead.",
-        ),
-        (
-            bool(args.dataloader_drop_last),
-            "dataloader_drop_last contradicts odb: true, which emits every sample once; remove it.",
-        ),
+        *contradictions(args),
         (
             config.idle == "skip" and args.world_size > 1,
             "odb_idle: skip is for own training loops with DDP Join; a Trainer on several ranks needs filler.",

@@ -18,11 +18,11 @@ from odb_factory.runtime.loader import OdbDataLoader
 from odb_factory.runtime.messages import StepInfo
 from odb_factory.runtime.observe import Observe, observe_sample
 from odb_factory.trainer.callback import OdbCallback
-from odb_factory.trainer.checks import check_arguments
+from odb_factory.trainer.checks import check_arguments, needs_steps, schedule_kind
 from odb_factory.trainer.micro import MicroBatch, to_device, zero_loss
 from odb_factory.trainer.progress import SampleProgress
 from odb_factory.trainer.report import Audit, write_summary
-from odb_factory.trainer.schedule import BY_SAMPLES, NEEDS_STEPS, Position, follow
+from odb_factory.trainer.schedule import BY_SAMPLES, Position, follow
 
 _Base: Any = object
 """The mixin's base for type checkers: all that it calls is found in `Trainer`, later in the order of resolution."""
@@ -203,7 +203,6 @@ class OdbTrainerMixin(_Base):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The schedule of the training arguments, by progress in samples unless `max_steps` is given."""
-        kind = str(getattr(self.args.lr_scheduler_type, "value", self.args.lr_scheduler_type))
         if self.args.max_steps > 0:
             return super().create_scheduler(num_training_steps, optimizer)
         if self.lr_scheduler is not None:
@@ -211,12 +210,10 @@ class OdbTrainerMixin(_Base):
                 "odb: a learning rate schedule from the DeepSpeed configuration counts steps, whose number is not "
                 "known; remove `scheduler` from it and set lr_scheduler_type."
             )
-        if kind in NEEDS_STEPS:
-            raise ValueError(
-                f"odb: lr_scheduler_type {kind} needs the number of steps, which is not known before the end of an "
-                f"epoch; set max_steps, or use one of {', '.join(BY_SAMPLES)}."
-            )
-        by_samples = kind in BY_SAMPLES
+        unknown, sentence = needs_steps(self.args)
+        if unknown:
+            raise ValueError(f"odb: {sentence}")
+        by_samples = schedule_kind(self.args) in BY_SAMPLES
         scheduler = super().create_scheduler(self.odb_progress.total if by_samples else num_training_steps, optimizer)
         if by_samples:
             warmup = int(self.args.warmup_steps) if self.args.warmup_steps >= 1 else 0
