@@ -15,12 +15,13 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "split": ("balanced", "singleton"),
     "overlong": ("keep", "drop", "error"),
     "idle": ("filler", "skip"),
-    "assignment": ("static",),
+    "assignment": ("shared", "static"),
+    "on_bad_sample": ("raise", "skip"),
     "start_method": ("fork", "spawn"),
 }
 
 
-LOCAL_FIELDS = ("timeout", "queue_steps", "start_method")
+LOCAL_FIELDS = ("timeout", "queue_steps", "start_method", "window_bytes", "port")
 """Fields that may differ between ranks."""
 
 
@@ -41,7 +42,9 @@ class OdbConfig:
     split: str = "balanced"
     """How a rank with too few groups makes more: `balanced` (halve the costliest) or `singleton` (the paper's)."""
     join: bool = True
-    """True: every sample is emitted once per epoch. False: the epoch closes when the first rank runs out of samples."""
+    """True: every sample is emitted once per epoch. False: the epoch closes at `quota`, and counts what was left."""
+    quota: float = 0.95
+    """Without `join`: share of the data set after whose emission the epoch closes, within one step's samples."""
     overlong: str = "keep"
     """A sample longer than the budget: `keep` (a group of one), `drop` (counted and named) or `error`."""
     max_samples: int | None = None
@@ -62,8 +65,14 @@ class OdbConfig:
     """The first rounds of an epoch use D/8, D/4 and D/2, so that the first step comes quickly."""
     steps_multiple: int = 1
     """Fillers complete the epoch to a multiple of this number of steps (the gradient accumulation)."""
-    assignment: str = "static"
-    """Which rank reads which index: `static`, rank r reads `perm[r::W]`."""
+    assignment: str = "shared"
+    """Which rank reads which index: `shared`, each what its window lacks; `static`, rank r reads `order[r::W]`."""
+    window_bytes: int | None = None
+    """Most bytes of samples that one rank holds in its window; None: a share of the host's available memory."""
+    on_bad_sample: str = "raise"
+    """A sample that cannot be read or used: `raise`, or `skip` (dropped, counted and named)."""
+    max_bad_samples: int | None = 100
+    """With `skip`: more of them in one epoch, over all ranks, end the run; None: no bound."""
     queue_steps: int = 4
     """Collated micro-batches that wait for the trainer, at most (steps)."""
     timeout: float = 1800.0
@@ -74,15 +83,23 @@ class OdbConfig:
     """Seed of the order, of the draw of held-back groups and of the order of steps."""
     start_method: str = "fork"
     """How the collate process starts; `spawn` needs a data set and a collate function that pickle."""
+    port: int = 0
+    """TCP port of rank 0's machine where the collate processes meet; 0: any free one."""
 
     def __post_init__(self) -> None:
         for name in ("token_budget", "depth", "max_wait", "steps_multiple", "queue_steps", "pad_to_multiple_of"):
             _positive_int(name, getattr(self, name))
-        for name in ("max_samples", "max_patches", "capacity"):
+        for name in ("max_samples", "max_patches", "capacity", "window_bytes"):
             if getattr(self, name) is not None:
                 _positive_int(name, getattr(self, name))
-        if isinstance(self.dummy_tokens, bool) or not isinstance(self.dummy_tokens, int) or self.dummy_tokens < 0:
-            raise ValueError(f"dummy_tokens must be an integer of at least 0, got {self.dummy_tokens!r}.")
+        _int_from_zero("dummy_tokens", self.dummy_tokens)
+        if self.max_bad_samples is not None:
+            _int_from_zero("max_bad_samples", self.max_bad_samples)
+        _int_from_zero("port", self.port)
+        if self.port > 65535:
+            raise ValueError(f"port must be at most 65535, got {self.port!r}.")
+        if isinstance(self.quota, bool) or not isinstance(self.quota, int | float) or not 0 < self.quota <= 1:
+            raise ValueError(f"quota must be a share above 0 and at most 1, got {self.quota!r}.")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ValueError(f"seed must be an integer, got {self.seed!r}.")
         for name in ("join", "ramp", "shuffle"):
@@ -132,3 +149,8 @@ class OdbConfig:
 def _positive_int(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}.")
+
+
+def _int_from_zero(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} must be an integer of at least 0, got {value!r}.")

@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from odb_factory.config import OdbConfig
-from odb_factory.core.assignment import epoch_order, make_index_source
+from odb_factory.core.assignment import epoch_order, exclusive_sums, make_index_source
 from odb_factory.core.protocol import PlannedStep, RankProtocol
 from odb_factory.core.sample import SampleMeta
+from odb_factory.core.stats import StepTotals
 
 
 class Stuck(AssertionError):
@@ -32,7 +33,8 @@ class RankRound:
     steps: tuple[PlannedStep, ...]
     dropped: int
     """Samples that *all* ranks dropped since the round before, as this rank was told."""
-    left: int
+    carried: int
+    """How many of the steps, at their front, were planned in the round before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,18 @@ class Reader:
     """The valid samples of one rank, in order; knows the next one ahead, so that `unread` and `exhausted` are true."""
 
     def __init__(self, indices: Iterable[int], samples: Sequence[SampleMeta], dropped: Collection[int]) -> None:
-        self._queue = deque(indices)
+        self._queue: deque[int] = deque()
         self._samples = samples
         self._dropped = dropped
         self._new_drops = 0
-        self.unread = sum(i not in dropped for i in self._queue)
+        self.unread = 0
+        self.extend(indices)
+
+    def extend(self, indices: Iterable[int]) -> None:
+        """More indices to read."""
+        new = list(indices)
+        self._queue.extend(new)
+        self.unread += sum(i not in self._dropped for i in new)
         self._skip()
 
     def take(self, count: int) -> list[SampleMeta]:
@@ -93,6 +102,7 @@ def simulate(
     *,
     epoch: int = 0,
     dropped: Collection[int] = (),
+    done: Collection[int] = (),
     exchange: bool = True,
     exact_unread: bool = True,
 ) -> Epoch:
@@ -100,6 +110,7 @@ def simulate(
 
     Args:
         dropped: indices that a policy takes out when they are read: they never enter a window.
+        done: indices that were trained on before, in a run that is resumed.
         exchange: False: every rank sees its own vectors only, as if no communication took place.
         exact_unread: False: a rank knows of its unread samples only that there are some, as the runtime may.
 
@@ -108,37 +119,56 @@ def simulate(
     """
     dropped = frozenset(dropped)
     order = epoch_order(len(samples), seed=config.seed, epoch=epoch, shuffle=config.shuffle)
-    sources = [make_index_source(config.assignment, order, rank, world_size) for rank in range(world_size)]
-    readers = [Reader(source, samples, dropped) for source in sources]
-    ranks = [RankProtocol(config, rank=rank, epoch=epoch, dataset_size=len(samples)) for rank in range(world_size)]
+    order = [index for index in order if index not in done]
+    ranks = [
+        RankProtocol(
+            config,
+            rank=rank,
+            epoch=epoch,
+            dataset_size=len(samples),
+            source=make_index_source(config.assignment, order, rank, world_size, config.window_target(0) + 1),
+            emitted=len(done),
+        )
+        for rank in range(world_size)
+    ]
+    readers = [Reader(rank.start(), samples, dropped) for rank in ranks]
     rounds: list[list[RankRound]] = [[] for _ in ranks]
 
     def reduced(vectors: list[tuple[int, ...]], by: Callable[[Iterable[int]], int]) -> list[tuple[int, ...]]:
         return [reduce_elements(vectors, by)] * len(vectors) if exchange else vectors
 
     running = list(range(world_size))
-    for _ in range(len(samples) + 1):
+    held = 0
+    limit = 2 * len(samples) + 1  # a round emits a sample, or else hands out an index
+    for _ in range(limit):
         seen: dict[int, tuple[tuple[int, ...], int, bool]] = {}
         for r in running:
             new = readers[r].take(ranks[r].missing())
             ranks[r].add(new)
-            seen[r] = (tuple(s.index for s in new), ranks[r].window_size, not readers[r].unread)
+            exhausted = not readers[r].unread and ranks[r].all_assigned
+            seen[r] = (tuple(s.index for s in new), ranks[r].window_size, exhausted)
         minima = reduced([ranks[r].begin_round(exhausted=seen[r][2]) for r in running], min)
         unread = {r: readers[r].unread if exact_unread else min(1, readers[r].unread) for r in running}
         plans = [
             ranks[r].plan(low, dropped=readers[r].new_drops(), unread=unread[r])
             for r, low in zip(running, minima, strict=True)
         ]
-        over: list[int] = []
-        for r, sums in zip(running, reduced(plans, sum), strict=True):
-            closed = ranks[r].close_round(sums)
-            sources[r].consumed([step.totals.samples for step in closed.steps])
-            rounds[r].append(RankRound(*seen[r], closed.steps, closed.dropped, closed.left))
-            if closed.epoch_over:
-                over.append(r)
+        closed = {r: ranks[r].close_round(sums) for r, sums in zip(running, reduced(plans, sum), strict=True)}
+        for r in running:
+            rounds[r].append(RankRound(*seen[r], closed[r].steps, closed[r].dropped, held))
+        planned = (len(plans[0]) - RankProtocol.TAIL) // StepTotals.WIDTH
+        held += planned - len(closed[running[0]].steps)
+        over = [r for r in running if closed[r].epoch_over]
         if exchange and 0 < len(over) < len(running):
             raise Stuck(f"only ranks {over} of {running} ended the epoch in this round")
         running = [r for r in running if r not in over]
         if not running:
             return Epoch(tuple(map(tuple, rounds)))
-    raise Stuck(f"{len(samples) + 1} rounds did not end an epoch of {len(samples)} samples")
+        asks = {r: ask for r in running if (ask := closed[r].ask) is not None}
+        if exchange and 0 < len(asks) < len(running):
+            raise Stuck(f"only ranks {list(asks)} of {running} take part in the prefix sum")
+        before = exclusive_sums(list(asks.values())) if exchange else [0] * len(asks)
+        total = sum(asks.values())
+        for (r, ask), offset in zip(asks.items(), before, strict=True):
+            readers[r].extend(ranks[r].assign(ask, offset, total if exchange else ask))
+    raise Stuck(f"{limit} rounds did not end an epoch of {len(samples)} samples")

@@ -24,9 +24,28 @@ class SampleMeta:
 
     def __post_init__(self) -> None:
         if self.length < 1:
-            raise ValueError(f"sample {self.index} is empty (length {self.length}); drop it in the data set.")
+            raise BadSample("empty", f"sample {self.index} has {self.length} tokens")
         if self.loss_tokens < 0 or self.patches < 0:
             raise ValueError(f"sample {self.index} has a negative count: {self}.")
+
+
+class BadSample(ValueError):
+    """A sample that cannot be used; `on_bad_sample` says whether that ends the run.
+
+    Raised by a data set's `__getitem__`, which may also raise anything else: any exception is a bad sample.
+
+    Args:
+        reason: a short constant text, the key under which bad samples are counted.
+        detail: what is wrong with this very sample.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}" if self.detail else self.reason
 
 
 class DropSample(Exception):
@@ -53,3 +72,5 @@ class Dropped:
     index: int
     reason: str
     detail: str = ""
+    bad: bool = False
+    """It was skipped since it could not be used; otherwise a policy of the data set or the budget dropped it."""

@@ -117,6 +117,7 @@ def _serve(job: CollateJob, sock: socket.socket) -> None:
         prefetch_factor=job.prefetch_factor,
         worker_init_fn=job.worker_init_fn,
         seed=job.config.seed + job.rank,
+        window_bytes=job.window_bytes,
     )
     while True:
         send(sock, Phase("waiting for the next epoch"))
@@ -125,4 +126,4 @@ def _serve(job: CollateJob, sock: socket.socket) -> None:
             leave(0)  # not a return: it would wait for the end of torch's own threads
         if not isinstance(command, StartEpoch):
             raise CollateError(f"unknown command {command!r}")
-        RankEpoch(job, sock, exchange, reader, command.epoch).run()
+        RankEpoch(job, sock, exchange, reader, command.epoch, command.resumed).run()

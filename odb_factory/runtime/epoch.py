@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from odb_factory.config import OdbConfig
 from odb_factory.core.assignment import epoch_order, make_index_source
 from odb_factory.core.grouping import Group
-from odb_factory.core.protocol import ClosedRound, PlannedStep, RankProtocol
+from odb_factory.core.protocol import ClosedRound, PlannedStep, RankProtocol, TooManyBadSamples
 from odb_factory.core.sample import Dropped
 from odb_factory.runtime.errors import CollateError, ExchangeError, SampleError
 from odb_factory.runtime.exchange import Exchange
-from odb_factory.runtime.messages import EpochEnd, Phase, StepInfo, loads, send
+from odb_factory.runtime.messages import EpochEnd, Phase, Resumed, StepInfo, loads, send
 from odb_factory.runtime.observe import Observe
 from odb_factory.runtime.reader import Failed, Held, Reader
 
@@ -33,6 +36,7 @@ class CollateJob:
     num_workers: int
     prefetch_factor: int | None
     worker_init_fn: Callable[[int], None] | None
+    window_bytes: int | None
     parent: int
     """Process id of the trainer process."""
 
@@ -40,49 +44,77 @@ class CollateJob:
 class RankEpoch:
     """One epoch of this rank. `run` sends every step as (batch, StepInfo), then an `EpochEnd`.
 
+    Args:
+        resumed: what was done of this epoch before: left out, without being read.
+
     Raises (from `run`):
-        SampleError: a sample could not be read.
+        SampleError: a sample could not be read, or too many were bad.
         ExchangeError, ProtocolError: the other ranks are gone, or differ.
         CollateError: the collate function raised.
     """
 
-    def __init__(self, job: CollateJob, sock: socket.socket, exchange: Exchange, reader: Reader, epoch: int) -> None:
+    def __init__(
+        self,
+        job: CollateJob,
+        sock: socket.socket,
+        exchange: Exchange,
+        reader: Reader,
+        epoch: int,
+        resumed: Resumed | None = None,
+    ) -> None:
         self._job = job
         self._sock = sock
         self._exchange = exchange
         self._reader = reader
         self._epoch = epoch
         config = job.config
-        self._protocol = RankProtocol(config, rank=job.rank, epoch=epoch, dataset_size=len(job.dataset))
-        self._order = epoch_order(len(job.dataset), seed=config.seed, epoch=epoch, shuffle=config.shuffle)
-        self._source = make_index_source(config.assignment, self._order, job.rank, job.world_size)
-        self._indices = list(self._source)
+        size = len(job.dataset)
+        self._order = epoch_order(size, seed=config.seed, epoch=epoch, shuffle=config.shuffle)
+        order = self._order
+        if resumed is not None:
+            done = np.unpackbits(np.frombuffer(resumed.done, np.uint8), count=size)
+            order = [index for index in order if not done[index]]
+        self._to_do = len(order)
+        self._protocol = RankProtocol(
+            config,
+            rank=job.rank,
+            epoch=epoch,
+            dataset_size=size,
+            source=make_index_source(config.assignment, order, job.rank, job.world_size, config.window_target(0) + 1),
+            emitted=resumed.emitted if resumed else 0,
+            bad=resumed.bad if resumed else 0,
+            state_check=zlib.crc32(resumed.done) if resumed else 0,
+        )
         self._held: dict[int, Held] = {}
         self._filler: Held | None = None
         self._new_drops: list[Dropped] = []
-        self._drops = 0
-        self._emitted = 0
-        self._steps_sent = 0
+        self._handled = 0
+        self._global_dropped = 0
+        self._bad_here: list[Dropped] = []
+        self._short_windows = 0
+        self._first_step = self._next_step = resumed.steps if resumed else 0
 
     def run(self) -> None:
         exchanges, sent_bytes = self._exchange.count, self._exchange.sent_bytes
-        self._reader.start_epoch(self._epoch, self._indices)
+        self._reader.start_epoch(self._epoch, self._protocol.start())
         while True:
             closed = self._round()
-            for position, step in enumerate(closed.steps):
-                self._emit(step, global_dropped=closed.dropped if position == 0 else 0)
+            self._handled += closed.dropped + sum(step.totals.samples for step in closed.steps)
+            self._global_dropped += closed.dropped
+            for step in closed.steps:
+                self._emit(step)
             if closed.epoch_over:
                 break
-        left = len(self._indices) - self._emitted - self._drops
         end = EpochEnd(
             epoch=self._epoch,
-            steps=self._steps_sent,
+            steps=self._next_step - self._first_step,
             rounds=self._protocol.round_index,
-            left=left,
+            left=self._to_do - self._handled,
             dropped=self._pop_drops(),
-            global_dropped=0 if closed.steps else closed.dropped,
+            global_dropped=self._global_dropped,
             exchanges=self._exchange.count - exchanges,
             exchange_bytes=self._exchange.sent_bytes - sent_bytes,
+            short_windows=self._short_windows,
         )
         send(self._sock, end)
         self._reader.cancel()
@@ -95,35 +127,48 @@ class RankEpoch:
         unread = self._reader.unread
         vector = self._protocol.begin_round(exhausted=unread == 0)
         minima = self._exchange.minimum(vector, f"the first exchange of {where}")
-        vector = self._protocol.plan(minima, dropped=dropped, unread=unread)
+        bad = sum(d.bad for d in dropped)
+        vector = self._protocol.plan(minima, dropped=len(dropped), unread=unread, bad=bad)
         sums = self._exchange.sum(vector, f"the second exchange of {where}")
-        closed = self._protocol.close_round(sums)
-        self._source.consumed([step.totals.samples for step in closed.steps])
+        closed = self._close(sums)
+        if closed.ask is not None:
+            before, total = self._exchange.prefix_sum(closed.ask, f"the index assignment of {where}")
+            self._reader.extend(self._protocol.assign(closed.ask, before, total))
         send(self._sock, Phase(f"collating the steps of {where}"))
         return closed
 
-    def _fill(self, where: str) -> int:
-        """Fill the window; returns how many samples were dropped on the way."""
+    def _close(self, sums: list[int]) -> ClosedRound:
         try:
-            taken = self._reader.take(self._protocol.missing())
+            return self._protocol.close_round(sums)
+        except TooManyBadSamples as error:
+            examples = "; ".join(f"{d.index}: {d.reason}, {d.detail}" for d in self._bad_here[-3:])
+            raise SampleError(f"{error} The last ones on this rank: {examples or 'none'}") from None
+
+    def _fill(self, where: str) -> tuple[Dropped, ...]:
+        """Fill the window; returns the samples that were dropped on the way."""
+        missing = self._protocol.missing()
+        try:
+            taken = self._reader.take(missing, needed=not self._protocol.window_size)
         except SampleError:
             # the others must not wait for this rank until the time-out
             with contextlib.suppress(ExchangeError):
                 self._exchange.minimum(self._protocol.begin_round(exhausted=False, failed=True), where)
             raise
+        self._short_windows += len(taken.samples) < missing and self._reader.unread > 0
         for held in taken.samples:
             self._held[held.meta.index] = held
             self._protocol.add((held.meta,))
             self._filler = _better_filler(self._filler, held)
         self._new_drops.extend(taken.dropped)
-        self._drops += len(taken.dropped)
-        return len(taken.dropped)
+        self._bad_here.extend(d for d in taken.dropped if d.bad)
+        return taken.dropped
 
-    def _emit(self, step: PlannedStep, *, global_dropped: int) -> None:
+    def _emit(self, step: PlannedStep) -> None:
         group, totals = step.group, step.totals
+        global_dropped, self._global_dropped = self._global_dropped, 0
         info = StepInfo(
             epoch=self._epoch,
-            step=self._steps_sent,
+            step=self._next_step,
             round=self._protocol.round_index - 1,
             idle=group is None,
             last=step.last,
@@ -140,7 +185,7 @@ class RankEpoch:
             dropped=self._pop_drops(),
         )
         send(self._sock, (self._batch(group), info))
-        self._steps_sent += 1
+        self._next_step += 1
 
     def _batch(self, group: Group | None) -> Any:
         if group is None:
@@ -148,8 +193,7 @@ class RankEpoch:
                 return None
             return self._collate([loads(self._borrow_filler().payload)], "a filler")
         samples = [loads(self._held.pop(s.index).payload) for s in group.samples]
-        self._reader.release(len(samples))
-        self._emitted += len(samples)
+        self._reader.release(group.samples)
         return self._collate(samples, f"samples {', '.join(str(s.index) for s in group.samples)}")
 
     def _collate(self, samples: list[Any], what: str) -> Any:

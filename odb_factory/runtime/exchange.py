@@ -1,19 +1,30 @@
-"""The two reductions of a round, over a Gloo group of their own (apart from the trainer's NCCL group)."""
+"""The reductions and prefix sums of a round, over a Gloo group of their own (apart from the trainer's NCCL group)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
+from odb_factory.core.assignment import tree_children
 from odb_factory.runtime.errors import ExchangeError
 from odb_factory.runtime.rendezvous import Rendezvous
 
 NEVER = timedelta(days=30)
 """Time-out of what must not time out."""
+
+
+ANSWER_SECONDS = 5.0
+"""How long the others have, once a rank is lost, to say that they are alive."""
+
+MOST_ASKED = 256
+"""World size up to which each survivor asks for all others: W squared questions to one store."""
 
 
 class Exchange(Protocol):
@@ -32,6 +43,10 @@ class Exchange(Protocol):
         """The element-wise sum."""
         ...
 
+    def prefix_sum(self, value: int, what: str) -> tuple[int, int]:
+        """The sum of `value` over the ranks before this one (see `exclusive_sums`), and over all ranks."""
+        ...
+
 
 class LocalExchange:
     """The exchange of a world of one rank: nothing is sent."""
@@ -45,6 +60,9 @@ class LocalExchange:
 
     def sum(self, values: Sequence[int], what: str) -> list[int]:
         return list(values)
+
+    def prefix_sum(self, value: int, what: str) -> tuple[int, int]:
+        return 0, value
 
 
 class GlooExchange:
@@ -68,7 +86,8 @@ class GlooExchange:
         limit = timedelta(seconds=timeout)
         try:
             store = dist.TCPStore(rendezvous.host, rendezvous.port, None, is_master=False, timeout=limit)
-            self._group = dist.ProcessGroupGloo(dist.PrefixStore("odb", store), self.rank, self.world_size, limit)
+            self._store = store.clone()  # type: ignore[attr-defined]
+            self._group: Any = dist.ProcessGroupGloo(dist.PrefixStore("odb", store), self.rank, self.world_size, limit)
         except (RuntimeError, ValueError) as error:
             raise ExchangeError(
                 f"rank {self.rank} of {self.world_size} could not meet the others at {rendezvous.host}:"
@@ -87,17 +106,72 @@ class GlooExchange:
         options = dist.AllreduceOptions()
         options.reduceOp = op
         options.timeout = NEVER
-        try:
-            self._group.allreduce([tensor], options).wait()  # type: ignore[attr-defined]  # missing in torch's stub
-        except RuntimeError as error:
-            raise ExchangeError(
-                f"rank {self.rank} of {self.world_size} lost the others in {what}: another rank ended; look for the "
-                f"first error among the ranks: {_first_line(error)}"
-            ) from error
+        with self._watched(what):
+            self._group.allreduce([tensor], options).wait()
         self.count += 1
         self.sent_bytes += tensor.nbytes
         result: list[int] = tensor.tolist()
         return result
+
+    def prefix_sum(self, value: int, what: str) -> tuple[int, int]:
+        """Sums go up the tree of `tree_children`, offsets come down: at most 5 numbers sent, in any world."""
+        children = tree_children(self.rank, self.world_size)
+        with self._watched(what):
+            below = [self._receive(child, 1)[0] for child in children]
+            before, total = 0, value + sum(below)
+            if self.rank:
+                parent = (self.rank - 1) // 2
+                self._send(parent, [total])
+                before, total = self._receive(parent, 2)
+            offset = before + value
+            for child, part in zip(children, below, strict=True):
+                self._send(child, [offset, total])
+                offset += part
+        return before, total
+
+    def _send(self, rank: int, values: list[int]) -> None:
+        tensor = torch.tensor(values, dtype=torch.int64)
+        self._group.send([tensor], rank, 0).wait(NEVER)
+        self.sent_bytes += tensor.nbytes
+
+    def _receive(self, rank: int, count: int) -> list[int]:
+        tensor = torch.zeros(count, dtype=torch.int64)
+        self._group.recv([tensor], rank, 0).wait(NEVER)
+        result: list[int] = tensor.tolist()
+        return result
+
+    @contextlib.contextmanager
+    def _watched(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            self._group = None  # closes the connections: a rank that is no neighbour of the dead one notices it now
+            raise ExchangeError(
+                f"rank {self.rank} of {self.world_size} lost the others in {what}: {self._who_is_gone()}; look for the "
+                f"first error among the ranks: {_first_line(error)}"
+            ) from error
+
+    def _who_is_gone(self) -> str:
+        """Which ranks do not answer any more: each that lost the others says so in the store, the dead one cannot."""
+        silent: list[int] = []
+
+        def ask() -> None:
+            end = time.monotonic() + ANSWER_SECONDS
+            with contextlib.suppress(RuntimeError):
+                self._store.set(f"lost{self.rank}", "1")
+                waiting = list(range(self.world_size))
+                while len(waiting) > 1 and time.monotonic() < end:  # one at least is gone
+                    time.sleep(0.1)
+                    waiting = [rank for rank in waiting if not self._store.check([f"lost{rank}"])]
+                silent.extend(waiting)
+
+        if self.world_size <= MOST_ASKED:
+            thread = threading.Thread(target=ask, daemon=True)  # the store may be gone, too, and its host not answer
+            thread.start()
+            thread.join(ANSWER_SECONDS + 1.0)
+        if not silent:
+            return "another rank ended"
+        return f"{'rank' if len(silent) == 1 else 'ranks'} {', '.join(map(str, silent))} ended without a word"
 
 
 def connect(rendezvous: Rendezvous | None, timeout: float) -> Exchange:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -13,10 +13,12 @@ import torch.distributed as dist
 from odb_factory.config import OdbConfig
 from odb_factory.runtime.epoch import CollateJob
 from odb_factory.runtime.errors import ExchangeError
-from odb_factory.runtime.messages import EpochEnd, StepInfo
+from odb_factory.runtime.memory import default_window_bytes
+from odb_factory.runtime.messages import EpochEnd, Resumed, StepInfo
 from odb_factory.runtime.observe import Observe, observe_sample
 from odb_factory.runtime.rendezvous import Rendezvous, meet, resolve_world
 from odb_factory.runtime.session import Session
+from odb_factory.runtime.state import EpochProgress, Identity, StateError, pack, unpack
 
 
 class OdbDataLoader:
@@ -24,10 +26,12 @@ class OdbDataLoader:
 
     It needs neither LLaMA-Factory nor transformers. Every rank makes one, with the same data set and config, and
     iterates it the same number of times. Each `iter()` is one epoch. There is no `len()`: how many steps an epoch has
-    is known when it ends (`StepInfo.last`).
+    is known when it ends (`StepInfo.last`). `state_dict` and `load_state_dict` carry on where a run stopped.
 
     Args:
-        dataset: map-style data set of processed samples (`__len__`, `__getitem__`); may raise `DropSample`.
+        dataset: map-style data set of processed samples (`__len__`, `__getitem__`); may raise `DropSample` and
+            `BadSample`. Where it has `describe_sample(index) -> str`, errors quote that; where it has
+            `fingerprint() -> str`, a state saved with another fingerprint is refused.
         collate_fn: makes a batch of a list of samples, shortest first. Runs in the collate process, on the CPU.
         config: see `OdbConfig`.
         rank, world_size: this process's place; by default those of `torch.distributed`.
@@ -86,7 +90,13 @@ class OdbDataLoader:
         self._prefetch_factor = prefetch_factor
         self._worker_init_fn = worker_init_fn
         self._pin_memory = pin_memory and torch.cuda.is_available()
+        self.window_bytes = (
+            default_window_bytes(self.world_size) if config.window_bytes is None else config.window_bytes
+        )
+        """Most bytes of samples in this rank's window; None: no bound, since the host does not say what it has."""
         self._epoch = 0
+        self._progress = EpochProgress(len(dataset), 0)
+        self._loaded: Resumed | None = None
         self._session: Session | None = None
         self._store: object | None = None
         self._iterating = False
@@ -95,6 +105,51 @@ class OdbDataLoader:
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch (0-based); by default they are counted from 0."""
         self._epoch = epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which samples of the current epoch are done: those of the steps that were handed out, and those dropped.
+
+        Collective over the default process group: with several ranks, each must call it, after the same step; each
+        gets the whole state. Plain values, fit for JSON. With micro-batches accumulated, call it after an update.
+
+        Raises:
+            StateError: there are several ranks and no default process group.
+        """
+        return pack(self._identity(), self._progress.epoch, self._progress.gather(self.world_size))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next iteration goes on with the epoch of `state`, without the samples done, which are not read again.
+
+        The number of ranks, the budget, the depth and all else may differ from the run that saved it; each rank must
+        load the same state.
+
+        Raises:
+            StateError: it is of another data set, seed or order; the text says which.
+            RuntimeError: the loader is being iterated.
+        """
+        self._refuse_if_iterating()
+        self._epoch, self._loaded = unpack(state, self._identity())
+        self._progress = EpochProgress(len(self.dataset), self._epoch, self._loaded)
+
+    def _identity(self) -> Identity:
+        fingerprint = getattr(self.dataset, "fingerprint", None)
+        return Identity(
+            size=len(self.dataset),
+            data=str(fingerprint()) if callable(fingerprint) else "",
+            seed=self.config.seed,
+            shuffle=self.config.shuffle,
+        )
+
+    def _begin(self, epoch: int) -> Resumed | None:
+        """What was done of `epoch` before, as the state that was loaded says."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None and self._progress.epoch != epoch:
+            raise StateError(
+                f"the state that was loaded is of epoch {self._progress.epoch}, but set_epoch asked for {epoch}; "
+                "iterate that epoch first."
+            )
+        self._progress = EpochProgress(len(self.dataset), epoch, loaded)
+        return loaded
 
     def __iter__(self) -> Iterator[tuple[Any, StepInfo]]:
         """One epoch. Leaving it early ends the collate process; the next iteration starts a new one on every rank."""
@@ -108,11 +163,13 @@ class OdbDataLoader:
     def _run_epoch(self) -> Iterator[tuple[Any, StepInfo]]:
         self._refuse_if_iterating()  # again: an iterator that was made before may have begun since
         self._iterating = True
-        epoch, self._epoch = self._epoch, self._epoch + 1
+        epoch = self._epoch
         finished = False
         try:
+            resumed = self._begin(epoch)
+            self._epoch = epoch + 1
             session = self._session = self._session or self._start()
-            session.start_epoch(epoch)
+            session.start_epoch(epoch, resumed)
             while not finished:
                 item = session.next()
                 if isinstance(item, EpochEnd) or item[1].last:
@@ -121,6 +178,9 @@ class OdbDataLoader:
                     assert isinstance(end, EpochEnd)
                     self.epoch_ends.append(end)
                     self._iterating, finished = False, True
+                    self._progress = EpochProgress(len(self.dataset), epoch + 1)
+                else:
+                    self._progress.record(item[1])
                 if not isinstance(item, EpochEnd):
                     yield item
         finally:
@@ -139,6 +199,7 @@ class OdbDataLoader:
             num_workers=self._num_workers,
             prefetch_factor=self._prefetch_factor,
             worker_init_fn=self._worker_init_fn,
+            window_bytes=self.window_bytes,
             parent=os.getpid(),
         )
         session = Session(job, pin_memory=self._pin_memory)
@@ -153,7 +214,7 @@ class OdbDataLoader:
     def _agree(self) -> Rendezvous:
         """Where to meet. Comes after the fork: threads that just served a collective may hold locks inside torch."""
         if self._rendezvous is None:
-            rendezvous, self._store = meet(self.rank, self.world_size, self.config.timeout)
+            rendezvous, self._store = meet(self.rank, self.world_size, self.config.timeout, self.config.port)
             return rendezvous
         if self._has_met:
             raise ExchangeError(

@@ -67,7 +67,7 @@ class EpochEnd:
     steps: int
     rounds: int
     left: int
-    """Samples that this rank did not emit (non-join mode)."""
+    """Samples of the epoch that no rank emitted or dropped (non-join mode); the same on every rank."""
     dropped: tuple[Dropped, ...]
     """Samples dropped on this rank after the last step."""
     global_dropped: int
@@ -75,7 +75,9 @@ class EpochEnd:
     exchanges: int
     """Reductions in this epoch."""
     exchange_bytes: int
-    """Bytes that this rank put into them."""
+    """Bytes that this rank put into them, and into prefix sums."""
+    short_windows: int = 0
+    """Rounds whose window `window_bytes` kept below its number of samples, on this rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,19 @@ class Phase:
     """It may have to wait for other ranks in it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """What was done of an epoch before; the same on every rank."""
+
+    done: bytes
+    """One bit for each index of the data set, as `numpy.packbits` packs them: emitted or dropped."""
+    steps: int
+    emitted: int
+    """Samples, on all ranks."""
+    bad: int
+    """Samples skipped as bad, on all ranks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Meet:
     """Command to the collate process of a rank among several: meet the others there."""
@@ -109,6 +124,7 @@ class StartEpoch:
     """Command to the collate process."""
 
     epoch: int
+    resumed: Resumed | None = None
 
 
 @dataclass(frozen=True, slots=True)

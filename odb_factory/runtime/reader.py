@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import queue
 import signal
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from odb_factory.config import OdbConfig
 from odb_factory.core.protocol import make_budget
-from odb_factory.core.sample import Dropped, DropSample, SampleMeta
+from odb_factory.core.sample import BadSample, Dropped, DropSample, SampleMeta
 from odb_factory.runtime.errors import SampleError
 from odb_factory.runtime.messages import dumps
 from odb_factory.runtime.observe import Observe
@@ -48,6 +49,7 @@ class ObservedDataset(Dataset[Held | Dropped | Failed]):
         self.dataset = dataset
         self.observe = observe
         self.overlong = config.overlong
+        self.skip_bad = config.on_bad_sample == "skip"
         self.budget = make_budget(config)
 
     def __getitem__(self, index: int) -> Held | Dropped | Failed:
@@ -62,7 +64,22 @@ class ObservedDataset(Dataset[Held | Dropped | Failed]):
         except SampleError as error:
             return Failed(index, str(error), "")
         except Exception as error:
-            return Failed(index, f"sample {index} could not be read: {_describe(error)}", traceback.format_exc())
+            if self.skip_bad and not _is_of_the_machine(error):
+                reason = error.reason if isinstance(error, BadSample) else "unreadable"
+                detail = error.detail if isinstance(error, BadSample) else _describe(error)
+                return Dropped(index, reason, self._describe(index) + detail, bad=True)
+            message = f"sample {index} could not be read: {self._describe(index)}{_describe(error)}"
+            return Failed(index, message, traceback.format_exc())
+
+    def _describe(self, index: int) -> str:
+        """The data set's own words for a sample, where it has any (`describe_sample`)."""
+        describe = getattr(self.dataset, "describe_sample", None)
+        if describe is None:
+            return ""
+        try:
+            return f"{describe(index)}: "
+        except Exception:  # of a sample that is bad already
+            return ""
 
     def _check_length(self, meta: SampleMeta) -> None:
         if self.overlong == "keep" or not self.budget.overlong(meta):
@@ -77,11 +94,19 @@ class ObservedDataset(Dataset[Held | Dropped | Failed]):
 
 
 def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, BadSample) else f"{type(error).__name__}: {error}"
 
 
-class _EpochSampler(Sampler[int]):
-    """Hands the DataLoader the indices of the epoch that is being read."""
+_MACHINE_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
+
+
+def _is_of_the_machine(error: BaseException) -> bool:
+    """Whether the machine ran out of something, so that no sample is to blame."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _MACHINE_ERRORS)
+
+
+class _ChunkSampler(Sampler[int]):
+    """Hands the DataLoader the indices of the chunk that is being read."""
 
     def __init__(self) -> None:
         self.indices: Sequence[int] = ()
@@ -132,17 +157,19 @@ class Taken:
 class Reader:
     """Keeps the next samples of this rank ready, in the order of its indices, whatever the timing of the workers.
 
-    At most `depth` samples and one more (needed to know whether the data goes on) are held between reading and
-    `release`. One thread lives as long as the reader, since workers die with the thread that forked them.
+    At most `depth` samples and one more are held between reading and `release`, and at most `window_bytes` of them;
+    one further sample is read to know whether the data goes on. One thread lives as long as the reader, since workers
+    die with the thread that forked them.
 
     Args:
         dataset: map-style data set of processed samples.
         observe: see `OdbDataLoader`.
-        config: depth, budget and overlong policy.
+        config: depth, budget and the policies for samples that are overlong or bad.
         num_workers: worker processes; 0 reads in the thread itself.
         prefetch_factor: samples in flight for each worker; None: torch's default.
         worker_init_fn: called in each worker with its id.
         seed: base seed of the workers' random generators.
+        window_bytes: bound on what is held (bytes); None: no bound.
     """
 
     def __init__(
@@ -155,9 +182,10 @@ class Reader:
         prefetch_factor: int | None,
         worker_init_fn: Callable[[int], None] | None,
         seed: int,
+        window_bytes: int | None = None,
     ) -> None:
         self.observed = ObservedDataset(dataset, observe, config)
-        self._sampler = _EpochSampler()
+        self._sampler = _ChunkSampler()
         self._generator = torch.Generator()
         self._seed = seed
         self._loader: DataLoader[Any] = DataLoader(
@@ -173,33 +201,50 @@ class Reader:
             generator=self._generator,
         )
         self._limit = config.depth + 1
+        self._byte_limit = window_bytes
         self._changed = threading.Condition()
         self._ready: deque[Held | Dropped] = deque()
         self._ready_samples = 0
-        self._outstanding = 0
-        self._ended = True
+        self._in_hand: int | None = None  # bytes of a sample that was read and waits for room
+        self._forced = False
+        self._outstanding = self._outstanding_bytes = 0
+        self._chunks = 0
         self._cancelled = False
         self._error: SampleError | None = None
-        self._epochs: queue.SimpleQueue[tuple[int, Sequence[int]]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[int | None, Sequence[int]]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="odb-reader", daemon=True).start()
 
     def start_epoch(self, epoch: int, indices: Sequence[int]) -> None:
         """Begin to read `indices`; the epoch before must have been read to its end, or cancelled."""
         with self._changed:
-            if not self._ended or self._ready:
+            if self._chunks or self._ready:
                 raise RuntimeError("an epoch is still being read")
-            self._ended = self._cancelled = False
-        self._epochs.put((epoch, indices))
+            self._cancelled = False
+            self._chunks = 1
+        self._queue.put((epoch, indices))
 
-    def take(self, count: int) -> Taken:
-        """The next `count` samples, fewer only where the data ends; waits until it is known whether more will come.
+    def extend(self, indices: Sequence[int]) -> None:
+        """More indices of the same epoch, to be read after those before."""
+        if not indices:
+            return
+        with self._changed:
+            self._chunks += 1
+        self._queue.put((None, indices))
+
+    def take(self, count: int, *, needed: bool = False) -> Taken:
+        """The next `count` samples; waits until it is known whether more will come.
+
+        Fewer where the indices end, or where the next one would exceed `window_bytes`.
+
+        Args:
+            needed: nothing is in the window: where there is a sample, take at least one, whatever its size.
 
         Raises:
             SampleError: a sample could not be read or observed, or a worker died.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._ready_samples > count or self._ended)
-            if self._error is not None and self._ready_samples <= count:  # at the same sample whatever the timing
+            self._changed.wait_for(lambda: not self._chunks or self._known_ahead() > count or self._is_full(needed))
+            if self._error is not None and self._known_ahead() <= count:  # at the same sample whatever the timing
                 raise self._error
             samples: list[Held] = []
             dropped: list[Dropped] = []
@@ -212,16 +257,30 @@ class Reader:
             self._ready_samples -= len(samples)
             return Taken(tuple(samples), tuple(dropped))
 
+    def _known_ahead(self) -> int:
+        return self._ready_samples + (self._in_hand is not None)
+
+    def _is_full(self, needed: bool) -> bool:
+        """Whether the next sample is there, but finds no room before others have left."""
+        if self._in_hand is None or self._has_room(self._in_hand):
+            return False
+        if needed and not self._ready_samples:
+            self._forced = True
+            self._changed.notify_all()
+            return False
+        return True
+
     @property
     def unread(self) -> int:
         """A lower bound on the samples to come beyond those taken: 0 exactly when there are none. For after `take`."""
         with self._changed:
-            return min(1, self._ready_samples)
+            return min(1, self._known_ahead())
 
-    def release(self, count: int) -> None:
-        """`count` samples have left the window: as many more may be read."""
+    def release(self, samples: Sequence[SampleMeta]) -> None:
+        """These samples have left the window: as many more may be read."""
         with self._changed:
-            self._outstanding -= count
+            self._outstanding -= len(samples)
+            self._outstanding_bytes -= sum(s.nbytes for s in samples)
             self._changed.notify_all()
 
     def cancel(self) -> None:
@@ -229,38 +288,57 @@ class Reader:
         with self._changed:
             self._cancelled = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._ended)
+            self._changed.wait_for(lambda: not self._chunks)
             self._ready.clear()
             self._error = None  # of a sample that nobody asked for any more
-            self._ready_samples = self._outstanding = 0
+            self._ready_samples = self._outstanding = self._outstanding_bytes = 0
 
     def _run(self) -> None:
         while True:
-            epoch, indices = self._epochs.get()
+            epoch, indices = self._queue.get()
             error: SampleError | None = None
             try:
-                self._read_epoch(epoch, indices)
+                if not (self._cancelled or self._error):
+                    self._read(epoch, indices)
             except SampleError as sample_error:
                 error = sample_error
             except BaseException as other:  # also what only ends a thread, or the rounds would wait for ever
                 error = SampleError(f"reading failed: {_describe(other)}\n{traceback.format_exc()}")
             with self._changed:
-                self._error = error
-                self._ended = True
+                self._error = self._error or error
+                self._chunks -= 1
                 self._changed.notify_all()
 
-    def _read_epoch(self, epoch: int, indices: Sequence[int]) -> None:
+    def _read(self, epoch: int | None, indices: Sequence[int]) -> None:
         self._sampler.indices = indices
-        self._generator.manual_seed((self._seed * 1_000_003 + epoch) % 2**63)
+        if epoch is not None:
+            self._generator.manual_seed((self._seed * 1_000_003 + epoch) % 2**63)
         for item in self._loader:
             if isinstance(item, Failed):
                 raise SampleError("\n".join(filter(None, (item.message, item.traceback))))
-            with self._changed:
-                if isinstance(item, Held):
-                    self._changed.wait_for(lambda: self._outstanding < self._limit or self._cancelled)
-                    self._outstanding += 1
-                    self._ready_samples += 1
-                if self._cancelled:
-                    return
-                self._ready.append(item)
+            if not self._hand_over(item):
+                return
+
+    def _hand_over(self, item: Held | Dropped) -> bool:
+        """Make `item` ready, once there is room for it; False: the epoch was cancelled."""
+        with self._changed:
+            if isinstance(item, Held):
+                self._in_hand = item.meta.nbytes
                 self._changed.notify_all()
+                self._changed.wait_for(lambda: self._has_room(item.meta.nbytes) or self._cancelled)
+                self._in_hand, self._forced = None, False
+            if self._cancelled:
+                return False
+            if isinstance(item, Held):
+                self._outstanding += 1
+                self._outstanding_bytes += item.meta.nbytes
+                self._ready_samples += 1
+            self._ready.append(item)
+            self._changed.notify_all()
+            return True
+
+    def _has_room(self, nbytes: int) -> bool:
+        if self._outstanding == 0 or self._forced:
+            return True
+        full = self._byte_limit is not None and self._outstanding_bytes + nbytes > self._byte_limit
+        return self._outstanding < self._limit and not full

@@ -47,31 +47,50 @@ def resolve_world(rank: int | None, world_size: int | None) -> tuple[int, int]:
     return rank, world_size
 
 
-def serve_store(timeout: float) -> dist.TCPStore:
-    """A store on a free port of this machine; it lives as long as the returned object."""
-    return dist.TCPStore("0.0.0.0", 0, None, is_master=True, timeout=timedelta(seconds=timeout), wait_for_workers=False)
+def serve_store(timeout: float, port: int = 0) -> dist.TCPStore:
+    """A store on `port` of this machine (0: any free one); it lives as long as the returned object.
+
+    Raises:
+        ExchangeError: the port is in use, or may not be opened.
+    """
+    limit = timedelta(seconds=timeout)
+    try:
+        return dist.TCPStore("0.0.0.0", port, None, is_master=True, timeout=limit, wait_for_workers=False)
+    except RuntimeError as error:
+        reason = "it is in use" if "EADDRINUSE" in str(error) else str(error).splitlines()[0]
+        raise ExchangeError(
+            f"rank 0 cannot open port {port} (odb_port) for the meeting of the ranks: {reason}; choose another one, or "
+            "0 for any free one."
+        ) from error
 
 
-def meet(rank: int, world_size: int, timeout: float) -> tuple[Rendezvous, dist.TCPStore | None]:
+def meet(rank: int, world_size: int, timeout: float, port: int = 0) -> tuple[Rendezvous, dist.TCPStore | None]:
     """Agree on a fresh rendezvous through the trainer's default process group. Collective: every rank calls it.
 
     Returns:
         the rendezvous, and on rank 0 the store, to be kept alive while it is in use.
 
     Raises:
-        ExchangeError: there are several ranks and no default process group to agree through.
+        ExchangeError: there are several ranks and no default process group to agree through, or rank 0 cannot open
+            the port; then on every rank.
     """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() == world_size):
         raise ExchangeError(
             f"{world_size} ranks need a torch.distributed process group of that size to agree on a rendezvous; call "
             "init_process_group first, or pass OdbDataLoader(rendezvous=...)."
         )
-    store = serve_store(timeout) if rank == 0 else None
-    place = [(_own_address(), store.port) if store is not None else None]
-    dist.broadcast_object_list(place, src=0)
-    if place[0] is None:
-        raise ExchangeError(f"rank {rank} got no rendezvous from rank 0.")
-    host, port = place[0]
+    store, place = None, ("", 0, "")
+    if rank == 0:
+        try:
+            store = serve_store(timeout, port)
+            place = (_own_address(), store.port, "")
+        except ExchangeError as error:
+            place = ("", 0, str(error))
+    shared = [place]
+    dist.broadcast_object_list(shared, src=0)
+    host, port, failure = shared[0]
+    if failure:
+        raise ExchangeError(failure)
     return Rendezvous(host=host, port=port, rank=rank, world_size=world_size), store
 
 

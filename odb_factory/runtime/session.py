@@ -19,7 +19,18 @@ import torch
 from odb_factory.runtime.collate_process import main
 from odb_factory.runtime.epoch import CollateJob
 from odb_factory.runtime.errors import CollateError, ExchangeError, OdbError, SampleError
-from odb_factory.runtime.messages import EpochEnd, Failure, Meet, Phase, StartEpoch, StepInfo, Stop, receive, send
+from odb_factory.runtime.messages import (
+    EpochEnd,
+    Failure,
+    Meet,
+    Phase,
+    Resumed,
+    StartEpoch,
+    StepInfo,
+    Stop,
+    receive,
+    send,
+)
 from odb_factory.runtime.nested import map_tensors
 from odb_factory.runtime.rendezvous import Rendezvous
 
@@ -104,9 +115,9 @@ class Session:
         """Tell the process where to meet those of the other ranks; once, before the first epoch."""
         self._command(Meet(rendezvous))
 
-    def start_epoch(self, epoch: int) -> None:
-        """Tell the process to run `epoch`."""
-        self._command(StartEpoch(epoch))
+    def start_epoch(self, epoch: int, resumed: Resumed | None = None) -> None:
+        """Tell the process to run `epoch`, without what was done of it before."""
+        self._command(StartEpoch(epoch, resumed))
 
     def _command(self, command: Meet | StartEpoch) -> None:
         try:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from math import ceil
 
 from odb_factory.config import OdbConfig
 from odb_factory.core.grouping import Group
@@ -72,12 +74,13 @@ def check_each_once(epoch: Epoch, valid: Collection[int]) -> None:
 
 
 def check_rounds(epoch: Epoch, valid: Collection[int]) -> None:
-    """G4: at most N rounds, each of which emits at least one sample."""
-    count = len(epoch.rounds[0])
-    assert count <= max(1, len(valid)), f"{count} rounds for {len(valid)} samples"
-    for number in range(count if valid else 0):
-        steps = [step for rank in epoch.rounds for step in rank[number].steps]
-        assert any(step.group for step in steps), f"round {number} emitted nothing"
+    """G4: a round with a sample in any window takes at least one out of it; so at most N such rounds."""
+    busy = [column for column in zip(*epoch.rounds, strict=True) if any(done.window for done in column)]
+    assert len(busy) <= len(valid), f"{len(busy)} rounds for {len(valid)} samples"
+    for now, after in pairwise(zip(*epoch.rounds, strict=True)):
+        held = sum(done.window for done in now)
+        kept = sum(done.window - len(done.observed) for done in after)
+        assert kept < held or not held, "a round took nothing out of the windows"
 
 
 def check_within_bounds(epoch: Epoch, config: OdbConfig) -> None:
@@ -120,18 +123,22 @@ def check_wait(epoch: Epoch, max_wait: int) -> None:
             assert drain - start <= max_wait, f"sample {index} waits since {drain - start} rounds at the drain"
 
 
-def check_window(epoch: Epoch, config: OdbConfig) -> None:
-    """A window never holds more than `depth` samples, and less than the ramp says only where the data ran out."""
+def check_window(epoch: Epoch, config: OdbConfig, drops: bool) -> None:
+    """A window never holds more than `depth` samples.
+
+    It holds less than the ramp says only where the data ran out, or (shared assignment) where samples were dropped.
+    """
     for rank in epoch.rounds:
         for number, done in enumerate(rank):
             assert done.window <= config.depth
-            assert done.window >= config.window_target(number) or done.exhausted
+            short = done.exhausted or (drops and config.assignment == "shared")
+            assert short or done.window >= config.window_target(number)
 
 
 def check_paired(epoch: Epoch) -> None:
     """Pairing by cost: in a round, no two steps are the costlier one on one rank and the cheaper one on another."""
     for column in zip(*epoch.rounds, strict=True):
-        by_step = zip(*(done.steps for done in column), strict=True)
+        by_step = zip(*(done.steps[done.carried :] for done in column), strict=True)
         costs = sorted([step.group.cost if step.group else 0 for step in steps] for steps in by_step)
         for of_rank in zip(*costs, strict=True):
             assert list(of_rank) == sorted(of_rank), f"costs {costs} (sorted steps x ranks) are not paired"
@@ -153,30 +160,35 @@ def check_join(world: World, epoch: Epoch) -> None:
     check_rounds(epoch, world.valid)
     check_within_bounds(epoch, world.config)
     check_totals(epoch, world.config, world.samples)
-    check_window(epoch, world.config)
+    check_window(epoch, world.config, bool(world.dropped))
     check_paired(epoch)
     check_whole_steps(epoch, world.config)
     for rank in epoch.rounds:
-        assert rank[-1].left == 0
         assert sum(done.dropped for done in rank) == len(world.dropped)
-    if world.config.capacity is None:
+    if world.config.capacity is None and (world.config.assignment == "static" or not world.dropped):
         check_wait(epoch, world.config.max_wait)
 
 
 def check_nonjoin(world: World, epoch: Epoch) -> None:
-    """All that holds in non-join mode: it may end early, but together, without IDLE slots, and counts what is left."""
+    """All that holds in non-join mode: it may end early, but together, and at the quota."""
     check_same_steps(epoch)
     check_within_bounds(epoch, world.config)
     check_totals(epoch, world.config, world.samples)
-    check_window(epoch, world.config)
+    check_window(epoch, world.config, bool(world.dropped))
     check_paired(epoch)
     check_whole_steps(epoch, world.config)
+    check_quota(epoch, world)
+
+
+def check_quota(epoch: Epoch, world: World) -> None:
+    """G3: the epoch closes with the step that reaches the quota, or when nothing is left; no sample comes twice."""
     done = emitted(epoch)
     assert len(done) == len(set(done)), "a sample was emitted twice"
     assert set(done) <= set(world.valid)
-    left = [rank[-1].left for rank in epoch.rounds]
-    assert len(done) + sum(left) == len(world.valid)
-    assert min(left) == 0, "the epoch was closed although every rank had samples left"
-    for rank in epoch.steps:
-        for step in rank:
-            assert (step.group is None) == (step.totals.samples == 0), "an IDLE slot beside a real group"
+    quota = ceil(world.config.quota * len(world.samples))
+    if len(world.valid) < quota:
+        assert len(done) == len(world.valid), "the epoch was closed before the quota"
+        return
+    assert len(done) >= quota, f"{len(done)} samples where the quota is {quota}"
+    last = next((step.totals.samples for step in reversed(epoch.steps[0]) if step.totals.samples), 0)
+    assert len(done) - last < quota or not quota, "a step followed after the quota"

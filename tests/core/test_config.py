@@ -13,7 +13,7 @@ import pytest
 from odb_factory.config import CHOICES, LOCAL_FIELDS, OdbConfig
 
 POSITIVE = ["token_budget", "depth", "max_wait", "steps_multiple", "queue_steps", "pad_to_multiple_of"]
-OPTIONAL = ["max_samples", "max_patches", "capacity"]
+OPTIONAL = ["max_samples", "max_patches", "capacity", "window_bytes"]
 BOOLEAN = ["join", "ramp", "shuffle"]
 
 INVALID: list[tuple[str, Any]] = [
@@ -21,7 +21,10 @@ INVALID: list[tuple[str, Any]] = [
     *((name, value) for name in OPTIONAL for value in (0, -1, 1.5, True, "8")),
     *((name, value) for name in BOOLEAN for value in (0, 1, "true", None)),
     *((name, value) for name in CHOICES for value in ("", "none", None, 1)),
-    *(("dummy_tokens", value) for value in (-1, 1.5, True, "8", None)),
+    *((name, value) for name in ("dummy_tokens", "port") for value in (-1, 1.5, True, "8", None)),
+    ("port", 65536),
+    *(("max_bad_samples", value) for value in (-1, 1.5, True, "8")),
+    *(("quota", value) for value in (0, -0.5, 1.01, float("nan"), True, "1", None)),
     *(("seed", value) for value in (1.5, True, "8", None)),
     *(("timeout", value) for value in (0, -1.0, float("nan"), True, "8", None)),
 ]
@@ -45,6 +48,11 @@ def test_the_invalid_values_cover_every_field() -> None:
         *({name: value} for name in BOOLEAN for value in (True, False)),
         *({name: 1} for name in POSITIVE),
         {"dummy_tokens": 0},
+        {"port": 65535},
+        {"max_bad_samples": 0},
+        {"max_bad_samples": None},
+        {"quota": 1},
+        {"quota": 0.01},
         {"seed": -5},
         {"timeout": 1},
         {"timeout": 0.5},
@@ -123,13 +131,17 @@ OTHER: dict[str, Any] = {
     "shuffle": False,
     "seed": 1,
     "start_method": "spawn",
+    "assignment": "static",
+    "quota": 0.5,
+    "window_bytes": 1000,
+    "on_bad_sample": "skip",
+    "max_bad_samples": 3,
+    "port": 4000,
 }
-ONE_VALUE_ONLY = {"assignment"}
 
 
 def test_the_fingerprint_differs_with_every_field_that_matters() -> None:
-    assert set(OTHER) | ONE_VALUE_ONLY == {field.name for field in dataclasses.fields(OdbConfig)}
-    assert all(len(CHOICES[name]) == 1 for name in ONE_VALUE_ONLY)
+    assert set(OTHER) == {field.name for field in dataclasses.fields(OdbConfig)}
     base = OdbConfig(token_budget=100)
     prints = {name: dataclasses.replace(base, **{name: value}).fingerprint() for name, value in OTHER.items()}
     local = {prints.pop(name) for name in LOCAL_FIELDS}

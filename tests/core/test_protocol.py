@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from odb_factory.config import OdbConfig
-from odb_factory.core.protocol import ClosedRound, ProtocolError, RankProtocol
+from odb_factory.core.assignment import make_index_source
+from odb_factory.core.protocol import ClosedRound, ProtocolError, RankProtocol, TooManyBadSamples
 from odb_factory.core.sample import SampleMeta
 from odb_factory.core.stats import StepTotals
 from tests.core.worlds import metas
@@ -51,12 +52,11 @@ def test_the_first_windows_follow_the_ramp() -> None:
     assert asked == [2, 4, 8, 16]
 
 
-def test_kept_samples_stay_in_the_window_and_count_as_left() -> None:
+def test_kept_samples_stay_in_the_window() -> None:
     ranks = ranks_of(2, dataclasses.replace(CONFIG, capacity=1))
     closed = one_round(ranks, [metas(60, 70, 80), [SampleMeta(index=9, length=5, loss_tokens=1)]], unread=[4, 0])
     assert [r.window_size for r in ranks] == [2, 0]
     assert [r.missing() for r in ranks] == [6, 8]
-    assert [c.left for c in closed] == [6, 0]
     assert [c.epoch_over for c in closed] == [False, False]
 
 
@@ -128,12 +128,68 @@ def test_join_mode_ends_when_no_rank_has_anything_left() -> None:
     assert [[step.last for step in c.steps] for c in second] == [[True], [True]]
 
 
-def test_nonjoin_mode_ends_when_one_rank_has_nothing_left() -> None:
-    ranks = ranks_of(2, dataclasses.replace(CONFIG, join=False))
-    closed = one_round(ranks, [metas(5), [SampleMeta(index=5, length=9, loss_tokens=1)]], unread=[0, 7])
+def test_nonjoin_mode_ends_with_the_step_that_reaches_the_quota() -> None:
+    config = dataclasses.replace(CONFIG, join=False, quota=0.5, steps_multiple=3)
+    ranks = [RankProtocol(config, rank=rank, epoch=0, dataset_size=8) for rank in range(2)]
+    windows = [[SampleMeta(index=4 * rank + i, length=60 + i, loss_tokens=0) for i in range(4)] for rank in range(2)]
+    closed = one_round(ranks, windows, unread=[1, 1])
     assert all(c.epoch_over for c in closed)
-    assert [c.left for c in closed] == [0, 7]
-    assert [[step.last for step in c.steps] for c in closed] == [[True], [True]]
+    for c in closed:
+        assert [step.totals.samples for step in c.steps] == [2, 2, 0], "two of four steps, and a filler"
+        assert [step.last for step in c.steps] == [False, False, True]
+
+
+def test_what_was_emitted_before_a_resumption_counts_for_the_quota() -> None:
+    config = dataclasses.replace(CONFIG, join=False, quota=0.5)
+    rank = RankProtocol(config, rank=0, epoch=0, dataset_size=20, emitted=9)
+    (closed,) = one_round([rank], [metas(60, 61, 62)], unread=[1])
+    assert closed.epoch_over
+    assert [step.totals.samples for step in closed.steps] == [1]
+
+
+def shared_pair(order: list[int], **values: Any) -> list[RankProtocol]:
+    config = dataclasses.replace(CONFIG, **{"depth": 1, "assignment": "shared", **values})
+    return [
+        RankProtocol(config, rank=rank, epoch=0, source=make_index_source("shared", order, rank, 2, 2))
+        for rank in range(2)
+    ]
+
+
+def test_a_step_waits_where_all_that_is_left_to_read_may_be_dropped() -> None:
+    """Whether it is the last one is known after the next round, in which there is nothing to align."""
+    ranks = shared_pair(list(range(5)))
+    assert [rank.start() for rank in ranks] == [[0, 2], [1, 3]]
+    first = one_round(ranks, [metas(5), metas(7)], unread=[0, 0], dropped=[1, 1])  # 2 and 3 were dropped
+    assert [(c.steps, c.epoch_over) for c in first] == [((), False)] * 2
+    asks = [c.ask for c in first]
+    assert asks == [1, 1], "an equal share, and one sample is left"
+    assert ranks[0].assign(1, 0, 2) + ranks[1].assign(1, 1, 2) == [4]
+    assert all(rank.all_assigned for rank in ranks)
+    second = one_round(ranks, [[], []], unread=[0, 0], dropped=[0, 1])
+    assert [[step.last for step in c.steps] for c in second] == [[True], [True]]
+    assert [c.epoch_over for c in second] == [True, True]
+    assert second[0].steps[0].totals.samples == 2
+
+
+def test_samples_that_were_announced_but_do_not_come_are_an_error_on_all_ranks() -> None:
+    ranks = ranks_of(2)
+    for rank in ranks:
+        minima = reduce_elements([r.begin_round(exhausted=False) for r in ranks], min)
+        plan = rank.plan(minima, dropped=0, unread=1)
+        with pytest.raises(ProtocolError, match="no step though samples were announced"):
+            rank.close_round(plan)
+
+
+def test_too_many_bad_samples_are_an_error_on_all_ranks_in_the_same_round() -> None:
+    ranks = ranks_of(2, dataclasses.replace(CONFIG, max_bad_samples=3))
+    for rank in ranks:
+        rank.bad = 2  # of a run that is resumed
+        rank.add([SampleMeta(index=rank.rank, length=5, loss_tokens=1)])
+    minima = reduce_elements([r.begin_round(exhausted=False) for r in ranks], min)
+    plans = [r.plan(minima, dropped=1, unread=1, bad=1) for r in ranks]
+    for rank in ranks:
+        with pytest.raises(TooManyBadSamples, match=r"4 samples of epoch 0 were skipped as bad, more than .* 3 allows"):
+            rank.close_round(reduce_elements(plans, sum))
 
 
 def test_an_epoch_without_samples_ends_without_steps() -> None:
@@ -178,6 +234,7 @@ def test_of_several_failed_ranks_each_healthy_one_learns_the_first() -> None:
     [
         ("configuration", {"config": dataclasses.replace(CONFIG, token_budget=99)}),
         ("size of the data set", {"dataset_size": 11}),
+        ("resumed state", {"state_check": 5}),
         ("epoch", {"epoch": 1}),
     ],
 )
@@ -214,4 +271,6 @@ def test_the_traffic_of_a_round_grows_with_its_steps_and_not_with_the_world() ->
             first_widths |= {len(vector) for vector in first}
             (second_widths[world_size, steps],) = {len(r.plan(minima, dropped=0, unread=1)) for r in ranks}
     assert len(first_widths) == 1
-    assert second_widths == {(w, steps): StepTotals.WIDTH * steps + 3 for w in (2, 16) for steps in (1, 4)}
+    assert second_widths == {
+        (w, steps): StepTotals.WIDTH * steps + RankProtocol.TAIL for w in (2, 16) for steps in (1, 4)
+    }

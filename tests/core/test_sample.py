@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from odb_factory.core.sample import DropSample, SampleMeta
+from odb_factory.core.sample import BadSample, DropSample, SampleMeta
 
 
 @pytest.mark.parametrize("length", [0, -1])
 def test_an_empty_sample_is_refused_by_its_index(length: int) -> None:
-    with pytest.raises(ValueError, match="sample 7 is empty"):
+    with pytest.raises(BadSample, match=f"empty: sample 7 has {length} tokens"):
         SampleMeta(index=7, length=length, loss_tokens=0)
 
 
@@ -22,9 +22,10 @@ def test_a_negative_count_is_refused_by_the_index(wrong: dict[str, Any]) -> None
         SampleMeta(**{"index": 7, "length": 1, "loss_tokens": 0} | wrong)
 
 
-def test_a_dropped_sample_keeps_reason_and_detail_on_its_way_between_processes() -> None:
-    error = pickle.loads(pickle.dumps(DropSample("image is broken", "cat.jpg")))
-    assert isinstance(error, DropSample)
+@pytest.mark.parametrize("kind", [DropSample, BadSample])
+def test_a_dropped_sample_keeps_reason_and_detail_on_its_way_between_processes(kind: Any) -> None:
+    error = pickle.loads(pickle.dumps(kind("image is broken", "cat.jpg")))
+    assert type(error) is kind
     assert (error.reason, error.detail, str(error)) == ("image is broken", "cat.jpg", "image is broken: cat.jpg")
 
 

@@ -85,7 +85,8 @@ def _bad_observe(index: int, sample: Any) -> SampleMeta:
 
 
 @pytest.mark.parametrize(
-    ("observe", "cause"), [(_bad_observe, "is empty"), (lambda index, sample: None, "AttributeError|TypeError")]
+    ("observe", "cause"),
+    [(_bad_observe, "empty: sample 0 has 0 tokens"), (lambda index, sample: None, "AttributeError|TypeError")],
 )
 def test_an_exception_in_observe_is_shown(observe: Any, cause: str) -> None:
     loader = OdbDataLoader(Lengths([10] * 20), PadCollate(), config(shuffle=False), observe=observe)

@@ -69,5 +69,5 @@ def test_another_sample_is_an_error_that_says_what_to_do(sample: Any) -> None:
 
 
 def test_an_empty_sample_is_an_error_that_names_it() -> None:
-    with pytest.raises(ValueError, match="sample 5 is empty"):
+    with pytest.raises(ValueError, match="empty: sample 5 has 0 tokens"):
         observe_sample(5, {"input_ids": [], "labels": []})

@@ -8,19 +8,29 @@ from typing import Any
 import pytest
 
 from odb_factory import OdbConfig
+from odb_factory.core.sample import SampleMeta
 from odb_factory.runtime.errors import SampleError
 from odb_factory.runtime.messages import loads
 from odb_factory.runtime.observe import observe_sample
-from odb_factory.runtime.reader import Held, Reader
+from odb_factory.runtime.reader import Held, Reader, Taken
 from tests.dist import children, kill
 from tests.runtime.helpers import Counted, Lengths, wait_until
 
 
-def reader_of(data: Lengths, *, depth: int = 4, workers: int = 0, **values: Any) -> Reader:
+def reader_of(
+    data: Lengths, *, depth: int = 4, workers: int = 0, window_bytes: int | None = None, **values: Any
+) -> Reader:
     config = OdbConfig(token_budget=100, depth=depth, **values)
     return Reader(
-        data, observe_sample, config, num_workers=workers, prefetch_factor=None, worker_init_fn=None, seed=0
-    )  # fmt: skip
+        data,
+        observe_sample,
+        config,
+        num_workers=workers,
+        prefetch_factor=None,
+        worker_init_fn=None,
+        seed=0,
+        window_bytes=window_bytes,
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +44,10 @@ def _end_workers() -> Iterator[None]:
 
 def indices(samples: tuple[Held, ...]) -> list[int]:
     return [held.meta.index for held in samples]
+
+
+def metas_of(taken: Taken) -> list[SampleMeta]:
+    return [held.meta for held in taken.samples]
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -59,10 +73,11 @@ def test_no_more_than_depth_and_one_are_held_until_they_are_released() -> None:
     data = Counted([3] * 50)
     reader = reader_of(data, depth=4)
     reader.start_epoch(0, range(50))
-    assert indices(reader.take(4).samples) == [0, 1, 2, 3]
+    taken = reader.take(4)
+    assert indices(taken.samples) == [0, 1, 2, 3]
     assert wait_until(lambda: data.reads.value == 6)  # 4 taken, 1 known to follow, 1 in the hand of the thread
     assert not wait_until(lambda: data.reads.value > 6, seconds=0.3)
-    reader.release(3)
+    reader.release(metas_of(taken)[:3])
     assert wait_until(lambda: data.reads.value == 9)
     assert not wait_until(lambda: data.reads.value > 9, seconds=0.3)
     assert indices(reader.take(3).samples) == [4, 5, 6]
@@ -76,7 +91,7 @@ def test_drops_come_with_the_samples_around_them_and_do_not_count_against_the_de
     assert indices(first.samples) == [5]
     assert [d.index for d in first.dropped] == [*range(5), *range(6, 20)]
     assert reader.unread == 1
-    reader.release(1)
+    reader.release(metas_of(first))
     second = reader.take(1)
     assert indices(second.samples) == [20]
     assert [d.index for d in second.dropped] == list(range(21, 30))
@@ -108,8 +123,9 @@ def test_an_error_beyond_what_was_needed_does_not_spoil_the_next_epoch() -> None
     data = Counted([3] * 10, fail={3})
     reader = reader_of(data, depth=2)
     reader.start_epoch(0, range(10))
-    assert indices(reader.take(1).samples) == [0]
-    reader.release(1)
+    taken = reader.take(1)
+    assert indices(taken.samples) == [0]
+    reader.release(metas_of(taken))
     assert wait_until(lambda: data.reads.value == 4)  # sample 3 was read ahead, and failed
     reader.cancel()
     reader.start_epoch(1, [4, 5])
@@ -141,3 +157,92 @@ def test_a_large_or_negative_seed_is_no_obstacle() -> None:
         )  # fmt: skip
         reader.start_epoch(0, range(4))
         assert indices(reader.take(4).samples) == [0, 1, 2, 3]
+
+
+# --- chunks, as the shared assignment hands them out
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_may_come_in_chunks(workers: int) -> None:
+    reader = reader_of(Lengths([3] * 40, drop={6, 7}), depth=8, workers=workers)
+    for epoch in range(2):
+        reader.start_epoch(epoch, [1, 2])
+        first = reader.take(8)
+        assert (indices(first.samples), reader.unread) == ([1, 2], 0)
+        reader.extend([])
+        reader.extend([3, 6])
+        reader.extend([7])
+        second = reader.take(8)
+        assert (indices(second.samples), [d.index for d in second.dropped], reader.unread) == ([3], [6, 7], 0)
+        reader.extend([9, 10, 11])
+        assert indices(reader.take(1).samples) == [9]
+        assert reader.unread == 1
+        assert indices(reader.take(8).samples) == [10, 11]
+        reader.cancel()
+
+
+def test_chunks_that_follow_an_error_are_not_read() -> None:
+    data = Counted([3] * 10, fail={1})
+    reader = reader_of(data)
+    reader.start_epoch(0, [0, 1])
+    reader.extend([2, 3])
+    with pytest.raises(SampleError, match="sample 1"):
+        reader.take(3)
+    reader.cancel()
+    assert data.reads.value == 2
+
+
+# --- the bound on bytes
+
+
+def sized(reader: Reader) -> int:
+    """Bytes of one sample of 3 tokens."""
+    reader.start_epoch(0, [0])
+    (held,) = reader.take(1).samples
+    reader.cancel()
+    return held.meta.nbytes
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_more_bytes_are_held_than_allowed_whatever_the_timing(workers: int) -> None:
+    one = sized(reader_of(Lengths([3])))
+    for _ in range(3):
+        reader = reader_of(Lengths([3] * 30, sleep=0.01), depth=20, workers=workers, window_bytes=4 * one + one // 2)
+        reader.start_epoch(0, range(10))
+        first = reader.take(20)
+        assert (indices(first.samples), reader.unread) == ([0, 1, 2, 3], 1)
+        assert indices(reader.take(20).samples) == []
+        reader.release(metas_of(first)[:2])
+        assert indices(reader.take(20).samples) == [4, 5]
+        reader.cancel()
+
+
+def test_a_sample_above_the_bound_is_taken_where_nothing_else_is_held() -> None:
+    reader = reader_of(Lengths([3, 3000, 3, 3000, 3000]), depth=20, window_bytes=2000)
+    reader.start_epoch(0, range(5))
+    first = reader.take(20)
+    assert indices(first.samples) == [0]
+    assert indices(reader.take(20).samples) == []
+    reader.release(metas_of(first))
+    second = reader.take(20, needed=True)
+    assert (indices(second.samples), reader.unread) == ([1], 1)
+    reader.release(metas_of(second))
+    third = reader.take(20, needed=True)
+    assert (indices(third.samples), reader.unread) == ([2], 1)
+    # a group that waits to be collated still counts, but the window is empty and needs something
+    assert indices(reader.take(20, needed=True).samples) == [3]
+    reader.cancel()
+
+
+def test_the_bound_holds_for_the_window_of_a_whole_epoch() -> None:
+    """The loader emits everything, with windows that the bytes keep small."""
+    from odb_factory import OdbDataLoader
+    from tests.runtime.helpers import PadCollate, all_of, run_epoch
+
+    data = Lengths([3 + i % 40 for i in range(120)])
+    config = OdbConfig(token_budget=200, depth=64, window_bytes=6000, ramp=False)
+    with OdbDataLoader(data, PadCollate(), config) as loader:
+        epoch = run_epoch(loader, data)
+    assert all_of([epoch]) == list(range(120))
+    assert epoch.end is not None
+    assert epoch.end.short_windows > 0
