@@ -20,7 +20,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-PRELOAD = ["torch", "torch.distributed", "torch.utils.data", "odb_factory.runtime.loader"]
+PRELOAD = ["torch", "torch.distributed", "torch.utils.data", "odb_factory.runtime.loader", "odb_factory.trainer.mixin"]
 
 GRACE_SECONDS = 15.0
 """Once a rank has failed, how long the others may take to end by themselves."""

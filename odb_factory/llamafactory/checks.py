@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from odb_factory.trainer.checks import contradictions, needs_steps
+from odb_factory.trainer.resume import load_state
 
 COLLATOR_PAD_MULTIPLE = 8
 """LLaMA-Factory pads training batches to a multiple of this (train/sft/workflow.py)."""
@@ -26,11 +27,6 @@ def check_recipe(data_args: Any, training_args: Any) -> None:
             "tokenized_path stores batches' input before training, while odb tokenizes online; remove tokenized_path.",
         ),
         *contradictions(training_args),
-        (
-            training_args.resume_from_checkpoint,
-            f"resuming from a checkpoint ({training_args.resume_from_checkpoint}) is not supported yet; start anew in "
-            "another output_dir, or set overwrite_output_dir: true.",
-        ),
         needs_steps(training_args),
         (
             not training_args.do_train,
@@ -40,6 +36,8 @@ def check_recipe(data_args: Any, training_args: Any) -> None:
     for applies, sentence in problems:
         if applies:
             raise ValueError(f"odb: true contradicts this recipe: {sentence}")
+    if isinstance(training_args.resume_from_checkpoint, str):
+        load_state(training_args.resume_from_checkpoint)
 
 
 def token_budget(finetuning_args: Any, data_args: Any, training_args: Any) -> int:

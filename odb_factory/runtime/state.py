@@ -7,6 +7,7 @@ or number of workers goes on with exactly the rest.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -101,29 +102,40 @@ def _device_of_the_group() -> torch.device:
     return torch.accelerator.current_accelerator() or torch.device("cpu")
 
 
-def pack(identity: Identity, epoch: int, resumed: Resumed | None) -> dict[str, Any]:
+def pack_bits(flags: np.ndarray) -> str:
+    """An array of flags as short text."""
+    return _as_text(np.packbits(flags.astype(bool)).tobytes())
+
+
+def unpack_bits(text: str, size: int) -> np.ndarray:
+    """The inverse of `pack_bits`: (size,) booleans."""
+    return np.unpackbits(np.frombuffer(_from_text(text), np.uint8), count=size).astype(bool)
+
+
+def _as_text(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data)).decode()
+
+
+def _from_text(text: str) -> bytes:
+    return zlib.decompress(base64.b64decode(text))
+
+
+_KEYS = ("version", "epoch", "steps", "emitted", "bad", "done", "size", "data", "seed", "shuffle")
+
+
+def pack(identity: Identity, epoch: int, resumed: Resumed) -> dict[str, Any]:
     """A state as plain values, fit for JSON."""
-    return {
-        "version": VERSION,
-        "epoch": epoch,
-        "steps": resumed.steps if resumed else 0,
-        "emitted": resumed.emitted if resumed else 0,
-        "bad": resumed.bad if resumed else 0,
-        "done": base64.b64encode(zlib.compress(resumed.done)).decode() if resumed else "",
-        "size": identity.size,
-        "data": identity.data,
-        "seed": identity.seed,
-        "shuffle": identity.shuffle,
-    }
+    done = {"steps": resumed.steps, "emitted": resumed.emitted, "bad": resumed.bad, "done": _as_text(resumed.done)}
+    return {"version": VERSION, "epoch": epoch, **done, **dataclasses.asdict(identity)}
 
 
-def unpack(state: Mapping[str, Any], identity: Identity) -> tuple[int, Resumed | None]:
+def unpack(state: Mapping[str, Any], identity: Identity) -> tuple[int, Resumed]:
     """The epoch to go on with, and what was done of it.
 
     Raises:
         StateError: the state is of another data set, seed or order, or is no state.
     """
-    missing = [key for key in pack(identity, 0, None) if key not in state]
+    missing = [key for key in _KEYS if key not in state]
     if missing or state["version"] != VERSION:
         what = f"it has no {missing[0]!r}" if missing else f"its version is {state['version']}, not {VERSION}"
         raise StateError(f"this is no state of an OdbDataLoader of this version of odb-factory: {what}.")
@@ -139,7 +151,8 @@ def unpack(state: Mapping[str, Any], identity: Identity) -> tuple[int, Resumed |
                 f"the saved state is of a run with another {what} ({state[key]!r}, here {here!r}), so it does not say "
                 f"which samples are done; {remedy}."
             )
-    if not state["done"]:
-        return state["epoch"], None
-    done = zlib.decompress(base64.b64decode(state["done"]))
+    try:
+        done = _from_text(state["done"])
+    except (TypeError, ValueError, zlib.error) as error:
+        raise StateError(f"the saved state is damaged ({error}); resume from another one.") from None
     return state["epoch"], Resumed(done=done, steps=state["steps"], emitted=state["emitted"], bad=state["bad"])

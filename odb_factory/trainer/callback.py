@@ -33,6 +33,8 @@ class OdbCallback(TrainerCallback):
         self._progress = progress
         self._announcement = announcement
         self._bars = bars
+        self.on_epoch_over: Callable[[], None] = lambda: None
+        """Called on every rank when the last update of an epoch is done, before anything is saved."""
         self.on_total: list[Callable[[int], None]] = []
         """Called with the number of updates of the run whenever its estimate changes."""
 
@@ -47,6 +49,7 @@ class OdbCallback(TrainerCallback):
         state.epoch = progress.epoch
         if progress.epoch_over:
             control.should_epoch_stop = True
+            self.on_epoch_over()
         if args.max_steps <= 0:
             self._show_total(args, state, state.global_step if progress.finished else progress.estimated_updates())
 

@@ -11,6 +11,8 @@ from odb_factory.trainer.schedule import BY_SAMPLES, NEEDS_STEPS
 
 _HOOKED = (
     "_run_epoch",
+    "_init_training_state",
+    "_save_checkpoint",
     "get_batch_samples",
     "set_initial_training_values",
     "_finalize_training",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from accelerate.utils import gather_object
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import logging
 
 from odb_factory.config import OdbConfig
 from odb_factory.core.loss_scale import loss_scale
@@ -21,8 +22,12 @@ from odb_factory.trainer.callback import OdbCallback
 from odb_factory.trainer.checks import check_arguments, needs_steps, schedule_kind
 from odb_factory.trainer.micro import MicroBatch, to_device, zero_loss
 from odb_factory.trainer.progress import SampleProgress
-from odb_factory.trainer.report import Audit, write_summary
+from odb_factory.trainer.record import RunRecord
+from odb_factory.trainer.report import Audit
+from odb_factory.trainer.resume import load_state, save_state
 from odb_factory.trainer.schedule import BY_SAMPLES, Position, follow
+
+logger = logging.get_logger("transformers.odb_factory")
 
 _Base: Any = object
 """The mixin's base for type checkers: all that it calls is found in `Trainer`, later in the order of resolution."""
@@ -72,12 +77,15 @@ class OdbTrainerMixin(_Base):
         self.odb_summary: dict[str, Any] = {}
         """Totals of the last run, as in `odb_summary.json`."""
         self._odb_loader: OdbDataLoader | None = None
-        self._odb_audit: Audit | None = None
+        self._odb_record: RunRecord | None = None
         self._odb_pending: deque[MicroBatch] = deque()
         self._odb_current: MicroBatch | None = None
+        self._odb_position: Position | None = None
+        self._odb_resumed: dict[str, Any] | None = None
         self.odb_callback = OdbCallback(
             lambda: self.odb_progress, lambda: self.callback_handler.callbacks, self._odb_announcement()
         )
+        self.odb_callback.on_epoch_over = self._odb_close_epoch
         self.callback_handler.callbacks.insert(0, self.odb_callback)
 
     def _odb_announcement(self) -> str:
@@ -160,16 +168,23 @@ class OdbTrainerMixin(_Base):
         # The stock loop counts to these; OdbCallback ends the epoch when its last step is done.
         kwargs["num_update_steps_per_epoch"] = _UNKNOWN_STEPS
         kwargs["steps_in_epoch"] = _UNKNOWN_STEPS * self.args.gradient_accumulation_steps
+        assert self._odb_record is not None
+        self._odb_record.open_epoch()
         super()._run_epoch(**kwargs)
-        self._close_audit_epoch()
+        self._odb_record.close_epoch(None)  # of an epoch that max_steps ended
+
+    def _odb_close_epoch(self) -> None:
+        assert self._odb_record is not None
+        assert self._odb_loader is not None
+        self._odb_record.close_epoch(self._odb_loader.epoch_ends[-1])
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """One micro-batch; see Trainer."""
         self._odb_current = self._odb_pending.popleft()
         try:
             loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
-            if self._odb_audit is not None:
-                self._odb_audit.record(self._odb_current.info)
+            if self._odb_record is not None:
+                self._odb_record.audit.record(self._odb_current.info, self.odb_progress.updates)
         finally:
             self._odb_last_info, self._odb_current = self._odb_current.info, None
         return loss
@@ -217,60 +232,101 @@ class OdbTrainerMixin(_Base):
         scheduler = super().create_scheduler(self.odb_progress.total if by_samples else num_training_steps, optimizer)
         if by_samples:
             warmup = int(self.args.warmup_steps) if self.args.warmup_steps >= 1 else 0
-            follow(scheduler, Position(self.odb_progress, warmup))
+            self._odb_position = Position(self.odb_progress, warmup)
+            follow(scheduler, self._odb_position)
         return scheduler
 
     # -- the run
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """See Trainer. The loader's processes end with the run, however it ends."""
-        if kwargs.get("resume_from_checkpoint") or (args and args[0]):
-            raise ValueError(
-                "odb: resuming from a checkpoint is not supported yet; start anew in another output_dir, or set "
-                "overwrite_output_dir: true."
-            )
+        """See Trainer. The loader's processes end with the run, however it ends.
+
+        Raises:
+            ValueError, StateError: `resume_from_checkpoint` names a checkpoint that was saved without ODB, or of a run
+                with another data set, seed or order.
+        """
+        resume = args[0] if args else kwargs.get("resume_from_checkpoint")
+        if isinstance(resume, str):
+            load_state(resume)  # better now than after the model was loaded
         try:
             return super().train(*args, **kwargs)
         finally:
             if self._odb_loader is not None:
                 self._odb_loader.close()
-            if self._odb_audit is not None:
-                self._odb_audit.close()
+            if self._odb_record is not None:
+                self._odb_record.audit.close()
+
+    def _init_training_state(
+        self, max_steps: int, per_epoch: int, epochs: int, resume_from_checkpoint: Any, trial: Any
+    ) -> tuple[int, int]:
+        """As in Trainer; a run that is resumed goes on with the samples that are left, not with a number of steps."""
+        result: tuple[int, int] = super()._init_training_state(
+            max_steps, per_epoch, epochs, resume_from_checkpoint, trial
+        )
+        self._odb_resumed = None
+        if resume_from_checkpoint is None:
+            return result
+        if self.args.ignore_data_skip:
+            raise ValueError("odb: ignore_data_skip would train on samples twice in an epoch; remove it.")
+        assert self._odb_loader is not None
+        saved = self._odb_resumed = load_state(resume_from_checkpoint)
+        self._odb_loader.load_state_dict(saved["loader"])
+        self.odb_progress.restore(saved["progress"])
+        if 0 < self.args.max_steps <= self.state.global_step:
+            return epochs, 0
+        logger.info(
+            f"Online Dynamic Batching: {saved['progress']['in_epoch']:,} of {self.odb_progress.dataset_size:,} samples "
+            f"of epoch {saved['loader']['epoch'] + 1} are done; they are left out without being read."
+        )
+        return saved["loader"]["epoch"], 0
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        self._odb_audit = Audit(
+        saved = self._odb_resumed
+        audit = Audit(
             self.args.output_dir,
             rank=self.args.process_index,
+            world_size=self.args.world_size,
             dataset_size=self.odb_progress.dataset_size,
             token_budget=self.odb_config.token_budget,
             write_steps=self._odb_write_steps,
+            keep_updates=saved["progress"]["updates"] if saved else 0,
         )
+        self._odb_record = RunRecord(audit, world_size=self.args.world_size, device=self.args.device)
+        self._odb_emitted_before = self.odb_progress.emitted
+        if saved is not None:
+            audit.restore(saved["audit"])
+            if self._odb_position is not None:
+                self._odb_position.handled_in_warmup = saved["handled_in_warmup"]
         return prepared
 
-    def _close_audit_epoch(self) -> None:
-        assert self._odb_audit is not None
-        assert self._odb_loader is not None
-        if self.odb_progress.epoch_over and self._odb_loader.epoch_ends:
-            end = self._odb_loader.epoch_ends[-1]
-            self._odb_audit.add_dropped(end.dropped)
-            self._odb_audit.local["left"] += end.left
-        counts = torch.from_numpy(self._odb_audit.counts.copy()).to(self.args.device)
-        if self.args.world_size > 1:
-            dist.all_reduce(counts)
-        self._odb_audit.close_epoch(counts.cpu().numpy())
+    def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
+        # On several CPU ranks Trainer loads to `cpu:0`, which torch does not know as a place to load to.
+        if checkpoint is not None and self.args.device.type == "cpu":
+            vars(self.args)["_setup_devices"] = torch.device("cpu")
+        super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """As in Trainer, and beside it which samples are done. That first: a checkpoint is complete with Trainer's."""
+        if self._odb_record is not None and self._odb_loader is not None:
+            state = {
+                "loader": self._odb_loader.state_dict(),
+                "progress": self.odb_progress.state(),
+                "audit": self._odb_record.state(),
+                "handled_in_warmup": self._odb_position.handled_in_warmup if self._odb_position else 0,
+            }
+            if self.args.should_save:
+                folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+                save_state(Path(self._get_output_dir(trial=trial)) / folder, state)
+        super()._save_checkpoint(model, trial)
 
     def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> Any:
         if self.args.max_steps <= 0:
             self.state.max_steps = self.state.global_step
-        output = super()._finalize_training(trial, self.odb_progress.emitted, start_time)
-        assert self._odb_audit is not None
-        local = gather_object([dict(self._odb_audit.local)])
-        dropped = gather_object(list(self._odb_audit.dropped))
-        keys = ("fillers", "without_loss_tokens", "overlong", "left")
-        self.odb_summary = self._odb_audit.summary({k: sum(c.get(k, 0) for c in local) for k in keys}, dropped)
-        if self.is_world_process_zero():
-            write_summary(self._odb_audit.directory, self.odb_summary)
+        emitted = self.odb_progress.emitted - self._odb_emitted_before
+        output = super()._finalize_training(trial, emitted, start_time)
+        assert self._odb_record is not None
+        self.odb_summary = self._odb_record.finish(write=self.is_world_process_zero())
         output.metrics.update(
             odb_steps=self.odb_summary["steps"],
             odb_fillers=self.odb_summary["fillers"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from odb_factory.runtime.messages import StepInfo
@@ -57,6 +57,23 @@ class SampleProgress:
         if self.epoch_over:
             self._epochs_done += 1
             self._in_epoch = 0
+        self.handled = self._epochs_done * self.dataset_size + self._in_epoch
+
+    def state(self) -> dict[str, int]:
+        """What `restore` needs, fit for JSON."""
+        return {
+            "updates": self.updates,
+            "emitted": self.emitted,
+            "in_epoch": self._in_epoch,
+            "epochs_done": self._epochs_done,
+        }
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Go on where `state` was saved."""
+        self.updates = state["updates"]
+        self.emitted = state["emitted"]
+        self._in_epoch = state["in_epoch"]
+        self._epochs_done = state["epochs_done"]
         self.handled = self._epochs_done * self.dataset_size + self._in_epoch
 
     def estimated_updates(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections import Counter
@@ -13,13 +14,46 @@ import numpy as np
 from odb_factory.core.sample import Dropped
 from odb_factory.core.stats import padding_share
 from odb_factory.runtime.messages import StepInfo
+from odb_factory.runtime.state import pack_bits, unpack_bits
 
 SUMMARY_NAME = "odb_summary.json"
 
 
-def audit_name(rank: int) -> str:
+COUNTED_BY_RANK = ("fillers", "without_loss_tokens", "overlong", "short_windows")
+"""Counts that each rank has for itself, and that are summed for the summary."""
+
+MOST_NAMED = 1000
+"""How many samples that an epoch left out are named in the summary."""
+
+
+def audit_name(rank: int | str) -> str:
     """File name of a rank's audit."""
     return f"odb_audit.rank{rank}.jsonl"
+
+
+def _rank_of(path: Path) -> int:
+    digits = path.name.removeprefix("odb_audit.rank").removesuffix(".jsonl")
+    return int(digits) if digits.isdigit() else -1
+
+
+def _cut(path: Path, keep_updates: int) -> None:
+    """Remove the lines after update `keep_updates`, and the file where none remains."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            update = json.loads(line)["update"]
+        except (ValueError, KeyError):  # the process was killed while it wrote
+            continue
+        if update <= keep_updates:
+            kept.append(line)
+    if kept:
+        scratch = path.with_suffix(".tmp")
+        scratch.write_text("".join(kept), encoding="utf-8")
+        scratch.replace(path)
+    else:
+        path.unlink()
 
 
 class Audit:
@@ -28,19 +62,33 @@ class Audit:
     Args:
         directory: where the files go; made if missing.
         rank: this rank.
+        world_size: number of ranks.
         dataset_size: samples of the data set.
         token_budget: to count overlong samples (tokens).
-        write_steps: also write one JSON line a step to `odb_audit.rank{r}.jsonl`, replacing an older file.
+        write_steps: also write one JSON line a step to `odb_audit.rank{r}.jsonl`.
+        keep_updates: a run is resumed after so many updates: what the files of all ranks say of later ones is removed,
+            since it was lost with the process. 0: older files are replaced.
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], *, rank: int, dataset_size: int, token_budget: int, write_steps: bool
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        rank: int,
+        world_size: int = 1,
+        dataset_size: int,
+        token_budget: int,
+        write_steps: bool,
+        keep_updates: int = 0,
     ) -> None:
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
+        self._rank = rank
         self._file: TextIO | None = None
         if write_steps:
-            self._file = open(self.directory / audit_name(rank), "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+            for path in self._files(world_size):
+                _cut(path, keep_updates)
+            self._file = open(self.directory / audit_name(rank), "a", encoding="utf-8", buffering=1)  # noqa: SIM115
         self._budget = token_budget
         self.counts = np.zeros(dataset_size, dtype=np.int32)
         """(dataset_size,) how often this rank emitted each index in the current epoch."""
@@ -49,14 +97,23 @@ class Audit:
         self.local: Counter[str] = Counter()
         """Counts of this rank alone."""
         self.dropped: list[Dropped] = []
+        self.left: list[int] = []
+        """Indices that the last epoch left out (non-join mode), at most `MOST_NAMED`."""
         self._ever = np.zeros(dataset_size, dtype=bool)
         self._round = -1
 
-    def record(self, info: StepInfo) -> None:
-        """A step was trained on."""
+    def _files(self, world_size: int) -> list[Path]:
+        """This rank's file, and on rank 0 those of ranks that an earlier run had and this one has not."""
+        own = self.directory / audit_name(self._rank)
+        others = [path for path in self.directory.glob(audit_name("*")) if _rank_of(path) >= world_size]
+        return [own, *(others if self._rank == 0 else [])]
+
+    def record(self, info: StepInfo, update: int) -> None:
+        """A step was trained on, as part of this update of the run (1-based)."""
         self._count(info)
         if self._file is not None:
             line: dict[str, Any] = {
+                "update": update,
                 "step": info.step,
                 "epoch": info.epoch,
                 "indices": info.indices,
@@ -88,8 +145,6 @@ class Audit:
         )
 
     def _last_round(self, info: StepInfo) -> int:
-        if info.step == 0:
-            self._round = -1
         last, self._round = self._round, info.round
         return last
 
@@ -104,6 +159,28 @@ class Audit:
         self.totals["unique"] = int(self._ever.sum())
         self.totals["epochs"] += 1
         self.counts[:] = 0
+        self._round = -1
+
+    def state(self, counts: np.ndarray, local: dict[str, int], dropped: list[Dropped]) -> dict[str, Any]:
+        """What `restore` needs, fit for JSON: `counts` of the open epoch, and the rest as for `summary`."""
+        return {
+            "totals": dict(self.totals),
+            "local": local,
+            "dropped": [dataclasses.astuple(d) for d in dropped],
+            "left": self.left,
+            "emitted": pack_bits(counts > 0),
+            "ever": pack_bits(self._ever),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was saved, by whatever ranks. Counts of single ranks go to rank 0."""
+        self.totals.update(state["totals"])
+        self.left = state["left"]
+        self._ever = unpack_bits(state["ever"], len(self._ever))
+        if self._rank == 0:
+            self.local.update(state["local"])
+            self.dropped.extend(Dropped(*fields) for fields in state["dropped"])
+            self.counts += unpack_bits(state["emitted"], len(self.counts))
 
     def summary(self, local: dict[str, int], dropped: list[Dropped]) -> dict[str, Any]:
         """The content of `odb_summary.json`, out of all ranks' summed `local` counts and all their dropped samples."""
@@ -113,17 +190,20 @@ class Audit:
             "samples": self.totals["samples"],
             "unique": self.totals["unique"],
             "repeated": self.totals["repeated"],
-            "left": local["left"],
+            "left": self.totals["left"],
+            "left_samples": self.left,
             "dropped": dict(sorted(reasons.items())),
             "dropped_samples": [
-                {"index": d.index, "reason": d.reason, "detail": d.detail}
+                {"index": d.index, "reason": d.reason, "detail": d.detail, "bad": d.bad}
                 for d in sorted(set(dropped), key=lambda d: (d.index, d.reason))
             ],
+            "bad": sum(d.bad for d in dropped),
             "steps": self.totals["steps"],
             "rounds": self.totals["rounds"],
             "fillers": local["fillers"],
             "without_loss_tokens": local["without_loss_tokens"],
             "overlong": local["overlong"],
+            "short_windows": local["short_windows"],
             "tokens": self.totals["tokens"],
             "loss_tokens": self.totals["loss_tokens"],
             "padded_tokens": self.totals["padded_tokens"],

@@ -36,7 +36,8 @@ class Position:
 
     progress: SampleProgress
     warmup_updates: int = 0
-    _handled_in_warmup: int = field(default=0, repr=False)
+    handled_in_warmup: int = field(default=0, repr=False)
+    """Samples handled when the warm-up ended; saved with a checkpoint."""
 
     def __call__(self) -> float:
         """The position in ticks, from 0 to `progress.total`."""
@@ -44,11 +45,11 @@ class Position:
         if not warmup:
             return float(min(progress.handled, progress.total))
         if progress.updates <= warmup:
-            self._handled_in_warmup = progress.handled
+            self.handled_in_warmup = progress.handled
             return float(progress.updates)
         if progress.finished or progress.total <= warmup:
             return float(progress.total)
-        share = (progress.handled - self._handled_in_warmup) / (progress.total - self._handled_in_warmup)
+        share = (progress.handled - self.handled_in_warmup) / (progress.total - self.handled_in_warmup)
         return warmup + share * (progress.total - warmup)
 
 
