@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from odb_factory.config import OdbConfig
-from odb_factory.core.assignment import epoch_order, exclusive_sums, make_index_source
+from odb_factory.core.assignment import epoch_order, exclusive_sums, make_index_source, tree_children
 from odb_factory.core.protocol import PlannedStep, RankProtocol
 from odb_factory.core.sample import SampleMeta
 from odb_factory.core.stats import StepTotals
@@ -105,6 +105,7 @@ def simulate(
     done: Collection[int] = (),
     exchange: bool = True,
     exact_unread: bool = True,
+    traffic: list[tuple[str, int]] | None = None,
 ) -> Epoch:
     """Run one epoch over `samples` (`samples[i].index == i`).
 
@@ -112,6 +113,7 @@ def simulate(
         dropped: indices that a policy takes out when they are read: they never enter a window.
         done: indices that were trained on before, in a run that is resumed.
         exchange: False: every rank sees its own vectors only, as if no communication took place.
+        traffic: what one rank puts into each exchange is added here: (kind, numbers).
         exact_unread: False: a rank knows of its unread samples only that there are some, as the runtime may.
 
     Raises:
@@ -135,6 +137,8 @@ def simulate(
     rounds: list[list[RankRound]] = [[] for _ in ranks]
 
     def reduced(vectors: list[tuple[int, ...]], by: Callable[[Iterable[int]], int]) -> list[tuple[int, ...]]:
+        if traffic is not None:
+            traffic.append(("minimum" if by is min else "sum", len(vectors[0])))
         return [reduce_elements(vectors, by)] * len(vectors) if exchange else vectors
 
     running = list(range(world_size))
@@ -167,6 +171,8 @@ def simulate(
         asks = {r: ask for r in running if (ask := closed[r].ask) is not None}
         if exchange and 0 < len(asks) < len(running):
             raise Stuck(f"only ranks {list(asks)} of {running} take part in the prefix sum")
+        if traffic is not None and asks:
+            traffic.append(("prefix sum", max(1 + 2 * len(tree_children(r, world_size)) for r in asks)))
         before = exclusive_sums(list(asks.values())) if exchange else [0] * len(asks)
         total = sum(asks.values())
         for (r, ask), offset in zip(asks.items(), before, strict=True):

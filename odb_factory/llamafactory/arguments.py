@@ -43,21 +43,41 @@ class OdbFinetuningArguments(FinetuningArguments):
     )
     odb_join: bool = _option(
         DEFAULTS.join,
-        "True: train on every sample once an epoch. False: the epoch ends when the first rank runs out of samples.",
+        "True: train on every sample once an epoch. False: the epoch ends when odb_quota of them are trained on.",
+    )
+    odb_quota: float = _option(
+        DEFAULTS.quota,
+        "Without odb_join: share of the samples after which an epoch ends; the rest is left and counted.",
     )
     odb_overlong: Literal["keep", "drop", "error"] = _option(
         DEFAULTS.overlong,
         "A sample longer than the budget: train on it alone, drop it (counted), or stop with an error.",
     )
+    odb_on_bad_sample: Literal["raise", "skip"] = _option(
+        DEFAULTS.on_bad_sample,
+        "A sample that cannot be read or used (corrupt media, wrong placeholders, no label left): stop with an error, "
+        "or skip it (counted and named).",
+    )
+    odb_max_bad_samples: int | None = _option(
+        DEFAULTS.max_bad_samples,
+        "With odb_on_bad_sample skip: more bad samples in an epoch end the run. null: no bound.",
+    )
     odb_max_samples: int | None = _option(None, "Most samples in a micro-batch. Default: no bound.")
     odb_max_patches: int | None = _option(
         None, "Most visual patches in a micro-batch of several samples. Default: no bound."
+    )
+    odb_assignment: Literal["shared", "static"] = _option(
+        DEFAULTS.assignment,
+        "Which rank reads which sample: the one whose window lacks some, or fixed shares of the epoch's order.",
     )
     odb_idle: Literal["filler", "skip"] = _option(
         DEFAULTS.idle, "What a rank without a group runs: a filler of weight zero, or nothing (one rank only)."
     )
     odb_max_wait: int = _option(DEFAULTS.max_wait, "Rounds for which a sample may be held back by `carry`.")
     odb_capacity: int | None = _option(None, "Most groups that a rank emits in a round. Default: no bound.")
+    odb_window_bytes: int | None = _option(
+        None, "Most bytes of samples that a rank holds ready. Default: a share of the host's available memory."
+    )
     odb_queue_steps: int = _option(DEFAULTS.queue_steps, "Finished micro-batches that wait for the trainer, at most.")
     odb_ramp: bool = _option(
         DEFAULTS.ramp, "Begin an epoch with smaller windows, so that the first step comes quickly."
@@ -67,6 +87,9 @@ class OdbFinetuningArguments(FinetuningArguments):
     )
     odb_timeout: float = _option(
         DEFAULTS.timeout, "Seconds that a rank waits for another one, or for its own data, before it raises."
+    )
+    odb_port: int = _option(
+        DEFAULTS.port, "TCP port of rank 0's machine where the ranks' collate processes meet; 0: any free one."
     )
 
     def __post_init__(self) -> None:
@@ -105,15 +128,21 @@ class OdbFinetuningArguments(FinetuningArguments):
             "alignment",
             "split",
             "join",
+            "quota",
             "overlong",
+            "on_bad_sample",
+            "max_bad_samples",
             "max_samples",
             "max_patches",
+            "assignment",
             "idle",
             "max_wait",
             "capacity",
+            "window_bytes",
             "queue_steps",
             "ramp",
             "timeout",
+            "port",
         )
         values = {name: getattr(self, f"odb_{name}") for name in names}
         try:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from llamafactory.data.mm_plugin import BasePlugin, Qwen2VLPlugin, Qwen3VLPlugin
+
+from odb_factory.core.sample import BadSample
+from odb_factory.llamafactory.rows import media_name, media_names, one_line
+from odb_factory.runtime.reader import is_of_the_machine
 
 SUPPORTED = (BasePlugin, Qwen2VLPlugin, Qwen3VLPlugin)
 """Plugins whose media inputs of a batch are those of its samples, one after the other."""
@@ -22,16 +27,53 @@ def check_plugin(plugin: Any) -> None:
         )
 
 
+UNUSABLE = {"image": "corrupt image", "video": "undecodable video"}
+MISSING = {"image": "missing image", "video": "missing video"}
+REFUSED = {"images": "image refused by the processor", "videos": "video refused by the processor"}
+
+
+def describe_error(error: Exception) -> str:
+    """An exception on one line."""
+    return one_line(f"{type(error).__name__}: {error}").removesuffix(":")
+
+
+def pass_on_machine_error(error: Exception) -> None:
+    """Raise `error` again if the machine ran out of something, so that no sample is to blame."""
+    if is_of_the_machine(error):
+        raise error
+    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):  # torch's own allocator
+        raise MemoryError(str(error)) from error
+
+
+def _blame(kind: str, item: Any, error: Exception) -> BadSample:
+    """The bad sample that `error` makes of a sample with this image or video."""
+    pass_on_machine_error(error)
+    name = media_name(item)
+    if isinstance(error, BadSample):  # of a frame
+        return BadSample(UNUSABLE[kind], error.detail if isinstance(item, list) else f"{name}: {error.detail}")
+    frames = item if isinstance(item, list) else ()
+    gone = next((f for f in frames if isinstance(f, str) and not os.path.exists(f)), None)
+    if gone is not None or isinstance(error, FileNotFoundError):
+        return BadSample(MISSING[kind], f"there is no file {gone or name}")
+    if isinstance(error, StopIteration):  # LLaMA-Factory takes the first stream that is a video
+        return BadSample(UNUSABLE[kind], f"{name}: it holds no video stream")
+    text = describe_error(error)
+    return BadSample(UNUSABLE[kind], text if name in text else f"{name}: {text}")
+
+
 class OncePlugin:
     """Stands for a plugin while one sample is prepared: what was decoded to count tokens is kept for the model input.
 
-    Stock LLaMA-Factory decodes and processes every image twice, once in each place.
+    Stock LLaMA-Factory decodes and processes every image twice, once in each place. An image or video that cannot be
+    used raises `BadSample`, which names it.
     """
 
     def __init__(self, plugin: Any) -> None:
-        self._process = plugin._get_mm_inputs
+        self._class = type(plugin)
         self.plugin = copy.copy(plugin)
         self.plugin._get_mm_inputs = self._get_mm_inputs  # found before the class's method by all its other methods
+        self.plugin._regularize_images = self._regularize_images
+        self.plugin._regularize_videos = self._regularize_videos
         self._memo: dict[tuple[Any, ...], Mapping[str, Any]] = {}
 
     def forget(self) -> None:
@@ -47,10 +89,44 @@ class OncePlugin:
                 continue
             key = (kind, *map(id, items))
             if key not in self._memo:
-                parts = {"images": [], "videos": [], "audios": [], kind: list(items)}
-                self._memo[key] = self._process(parts["images"], parts["videos"], parts["audios"], processor, **more)
+                self._memo[key] = self._process(kind, items, processor, **more)
             result.update(self._memo[key])
         return result
+
+    def _process(self, kind: str, items: Sequence[Any], processor: Any, **more: Any) -> Mapping[str, Any]:
+        parts = {"images": [], "videos": [], "audios": [], kind: list(items)}
+        try:
+            result: Mapping[str, Any] = self._class._get_mm_inputs(self.plugin, *parts.values(), processor, **more)
+        except BadSample:
+            raise
+        except Exception as error:
+            pass_on_machine_error(error)
+            raise BadSample(REFUSED[kind], f"{media_names(items)}: {describe_error(error)}") from error
+        return result
+
+    def _regularize_images(self, images: Sequence[Any], **options: Any) -> dict[str, list[Any]]:
+        """The stock method, one image at a time."""
+        found: list[Any] = []
+        for image in images:
+            try:
+                (ready,) = self._class._regularize_images(self.plugin, [image], **options)["images"]
+                ready.load()  # PIL decodes late: here it is known which one cannot be
+            except Exception as error:
+                raise _blame("image", image, error) from error
+            found.append(ready)
+        return {"images": found}
+
+    def _regularize_videos(self, videos: Sequence[Any], **options: Any) -> dict[str, list[Any]]:
+        """The stock method, one video at a time."""
+        joined: dict[str, list[Any]] = {}
+        for video in videos:
+            try:
+                one = self._class._regularize_videos(self.plugin, [video], **options)
+            except Exception as error:
+                raise _blame("video", video, error) from error
+            for key, values in one.items():
+                joined.setdefault(key, []).extend(values)
+        return joined
 
 
 def join_media(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

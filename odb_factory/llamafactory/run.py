@@ -89,7 +89,7 @@ class _OdbRun:
             dtype=self.dtype,
         )
         if training_args.should_log:
-            online.show_example()
+            online.show_example(skip_bad=self.config.on_bad_sample == "skip", max_bad=self.config.max_bad_samples)
         return online
 
     def make_trainer(self, **arguments: Any) -> Any:

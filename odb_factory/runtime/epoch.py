@@ -141,7 +141,7 @@ class RankEpoch:
         try:
             return self._protocol.close_round(sums)
         except TooManyBadSamples as error:
-            examples = "; ".join(f"{d.index}: {d.reason}, {d.detail}" for d in self._bad_here[-3:])
+            examples = "; ".join(f"sample {d.index} ({d.reason}): {d.detail}" for d in self._bad_here[-3:])
             raise SampleError(f"{error} The last ones on this rank: {examples or 'none'}") from None
 
     def _fill(self, where: str) -> tuple[Dropped, ...]:

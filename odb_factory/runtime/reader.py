@@ -64,7 +64,7 @@ class ObservedDataset(Dataset[Held | Dropped | Failed]):
         except SampleError as error:
             return Failed(index, str(error), "")
         except Exception as error:
-            if self.skip_bad and not _is_of_the_machine(error):
+            if self.skip_bad and not is_of_the_machine(error):
                 reason = error.reason if isinstance(error, BadSample) else "unreadable"
                 detail = error.detail if isinstance(error, BadSample) else _describe(error)
                 return Dropped(index, reason, self._describe(index) + detail, bad=True)
@@ -100,8 +100,10 @@ def _describe(error: BaseException) -> str:
 _MACHINE_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
 
 
-def _is_of_the_machine(error: BaseException) -> bool:
+def is_of_the_machine(error: BaseException) -> bool:
     """Whether the machine ran out of something, so that no sample is to blame."""
+    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):  # so says torch
+        return True
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _MACHINE_ERRORS)
 
 

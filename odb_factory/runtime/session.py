@@ -75,7 +75,7 @@ def _launch(job: CollateJob) -> tuple[socket.socket, multiprocessing.process.Bas
         sock.close()
     raise CollateError(
         f"rank {job.rank}: {ATTEMPTS} collate processes in a row were forked and did not come up within "
-        f"{UP_SECONDS:g} s each; set start_method (odb_start_method) to spawn."
+        f"{UP_SECONDS:g} s each; in a loop of your own, set OdbConfig(start_method='spawn')."
     )
 
 

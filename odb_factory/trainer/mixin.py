@@ -303,7 +303,7 @@ class OdbTrainerMixin(_Base):
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
         # On several CPU ranks Trainer loads to `cpu:0`, which torch does not know as a place to load to.
         if checkpoint is not None and self.args.device.type == "cpu":
-            vars(self.args)["_setup_devices"] = torch.device("cpu")
+            self.args.__dict__["_setup_devices"] = torch.device("cpu")
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

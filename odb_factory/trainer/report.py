@@ -123,7 +123,7 @@ class Audit:
                 "idle": info.idle,
             }
             if info.dropped:
-                line["dropped"] = [[d.index, d.reason] for d in info.dropped]
+                line["dropped"] = [[d.index, d.reason, d.bad] for d in info.dropped]
             self._file.write(json.dumps(line) + "\n")
 
     def _count(self, info: StepInfo) -> None:

@@ -41,7 +41,13 @@ def test_every_field_reaches_the_config(recipe: dict[str, Any]) -> None:
         "alignment": "max",
         "split": "singleton",
         "join": False,
+        "quota": 0.5,
         "overlong": "error",
+        "on_bad_sample": "skip",
+        "max_bad_samples": 7,
+        "assignment": "static",
+        "window_bytes": 1 << 20,
+        "port": 29400,
         "max_samples": 4,
         "max_patches": 999,
         "idle": "skip",
@@ -76,7 +82,7 @@ def test_unknown_key_fails(recipe: dict[str, Any], key: str) -> None:
         train_args({**recipe, key: 1})
 
 
-COUNTS = ("token_budget", "depth", "max_samples", "max_patches", "max_wait", "capacity", "queue_steps")
+COUNTS = ("token_budget", "depth", "max_samples", "max_patches", "max_wait", "capacity", "queue_steps", "window_bytes")
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -87,7 +93,7 @@ def test_bad_count(recipe: dict[str, Any], name: str, value: Any) -> None:
     assert str(error.value) == f"odb_{name} must be a positive integer, got {value!r}."
 
 
-@pytest.mark.parametrize("name", ["alignment", "split", "overlong", "idle"])
+@pytest.mark.parametrize("name", ["alignment", "split", "overlong", "idle", "assignment", "on_bad_sample"])
 @pytest.mark.parametrize("value", ["nonsense", "", None, 3])
 def test_bad_choice(recipe: dict[str, Any], name: str, value: Any) -> None:
     with pytest.raises(ValueError) as error:
@@ -109,6 +115,30 @@ def test_bad_timeout(recipe: dict[str, Any], value: Any) -> None:
     with pytest.raises(ValueError) as error:
         train_args({**recipe, "odb_timeout": value})
     assert str(error.value) == f"odb_timeout must be a number of seconds above 0, got {value!r}."
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("max_bad_samples", -1, "an integer of at least 0"),
+        ("max_bad_samples", "many", "an integer of at least 0"),
+        ("quota", 0, "a share above 0 and at most 1"),
+        ("quota", 1.5, "a share above 0 and at most 1"),
+        ("quota", "all", "a share above 0 and at most 1"),
+        ("port", -1, "an integer of at least 0"),
+        ("port", 65536, "at most 65535"),
+    ],
+)
+def test_bad_number(recipe: dict[str, Any], name: str, value: Any, allowed: str) -> None:
+    with pytest.raises(ValueError) as error:
+        train_args({**recipe, f"odb_{name}": value})
+    assert str(error.value) == f"odb_{name} must be {allowed}, got {value!r}."
+
+
+@pytest.mark.parametrize("bound", [None, 0])
+def test_bound_of_bad_samples_may_be_none_or_zero(recipe: dict[str, Any], bound: int | None) -> None:
+    arguments = train_args({**recipe, "odb_on_bad_sample": "skip", "odb_max_bad_samples": bound})[3]
+    assert arguments.odb_config(budget=1).max_bad_samples == bound
 
 
 @pytest.mark.parametrize("stage", ["pt", "rm", "dpo", "kto"])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from odb_factory.core.sample import DropSample
+from odb_factory.core.sample import BadSample, DropSample
 from odb_factory.demo import DemoPaths
 from odb_factory.llamafactory.online_dataset import INVALID, observe_online
+from odb_factory.runtime.errors import SampleError
 from tests.llamafactory.helpers import RECIPE, Parts, row, train_args
 
 BAD = {
@@ -81,7 +83,7 @@ def test_samples_equal_stock_preprocessing(
     assert list(dropped) == [3, 11, 20]
     for index, drop in dropped.items():
         assert drop.reason == INVALID
-        assert f"row {index} " in drop.detail
+        assert f"row {index} of the training split" in drop.detail
     for sample, expected in zip(samples, stock, strict=True):
         for key in ("input_ids", "attention_mask", "labels"):
             assert sample[key] == expected[key]
@@ -113,7 +115,7 @@ def test_two_answers_are_dropped_as_in_stock(vl: Parts) -> None:
 
 
 def test_audio_is_refused(vl: Parts) -> None:
-    with pytest.raises(ValueError, match="row 1 has audio, which odb does not support; remove the sample"):
+    with pytest.raises(BadSample, match="audio: it has audio, which odb does not support; remove it from the data"):
         vl.online([row("a", "b"), row("<audio>What?", "music", audios=["tone.wav"])])[1]
 
 
@@ -137,15 +139,16 @@ def test_cut_through_an_image_is_an_error(vl: Parts, media: dict[str, Any]) -> N
     parts = vl.with_data_args(cutoff_len=10)
     left = parts.stock_features([bad])[0]["input_ids"].count(pad)  # stock hands it to the model, which then fails
     assert 0 < left < whole
-    text = f"row 1 has {left} image tokens where its media need {whole}: it was cut at cutoff_len 10, or .*; "
-    with pytest.raises(ValueError, match=text + "raise cutoff_len, lower image_max_pixels, or remove the row"):
+    text = f"truncated media: {left} image tokens where its media need {whole}: it was cut at cutoff_len 10; "
+    with pytest.raises(BadSample, match=text + "raise cutoff_len, or lower image_max_pixels"):
         parts.online([row("a", "b"), bad])[1]
 
 
 def test_cut_through_a_video_is_an_error(vl: Parts, media: dict[str, Any]) -> None:
     bad = row("<video>What is this?", "noise", videos=[media["mp4"]])
     length = len(vl.online([bad])[0]["input_ids"])
-    with pytest.raises(ValueError, match=r"row 0 has \d+ video tokens where its media need .*lower video_max_pixels"):
+    text = r"truncated media: \d+ video tokens where its media need .*lower video_max_pixels"
+    with pytest.raises(BadSample, match=text):
         vl.with_data_args(cutoff_len=length // 2).online([bad])[0]
 
 
@@ -162,31 +165,33 @@ def test_history_cut_away_with_its_image_is_an_error(vl: Parts, media: dict[str,
     """`mask_history` keeps the last turns; the image of a turn that falls away would have no tokens."""
     bad = row("<image>What is this?", "a picture", "Now count.", "words " * 60, images=[media["small"]])
     parts = vl.with_data_args(cutoff_len=50, mask_history=True)
-    with pytest.raises(ValueError, match="row 0 has 0 image tokens"):
+    with pytest.raises(BadSample, match="truncated media: 0 image tokens"):
         parts.online([bad])[0]
 
 
 @pytest.mark.parametrize("token", ["<|image_pad|>", "<|video_pad|>"])
 def test_literal_placeholder_is_an_error(vl: Parts, token: str) -> None:
     kind = "image" if "image" in token else "video"
-    with pytest.raises(ValueError, match=rf"row 0 has 1 {kind} tokens .* or its text holds a literal <\|{kind}_pad"):
+    text = rf"placeholder mismatch: 1 {kind} tokens where its media need 0: its text holds a literal <\|{kind}_pad"
+    with pytest.raises(BadSample, match=text):
         vl.online([row(f"What does {token} mean?", "a picture")])[0]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_number_of_images_must_fit_the_text(vl: Parts, media: dict[str, Any], count: int) -> None:
     bad = row("<image><image>Compare.", "they differ", images=[media["small"]] * count)
-    with pytest.raises(ValueError, match="number of images does not match the number of <image> tokens"):
+    text = f"placeholder mismatch: images: {count}, <image> in its text: 2; the numbers must agree"
+    with pytest.raises(BadSample, match=text):
         vl.online([bad])[0]
 
 
 def test_missing_file_names_it(vl: Parts) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.png"):
+    with pytest.raises(BadSample, match=r"missing image: there is no file nowhere\.png"):
         vl.online([row("<image>?", "?", images=["nowhere.png"])])[0]
 
 
 def test_media_with_a_text_template_is_an_error(text: Parts, media: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="does not support image input"):
+    with pytest.raises(BadSample, match="the template does not support image input; choose another template"):
         text.online([row("<image>?", "?", images=[media["small"]])])[0]
 
 
@@ -226,5 +231,127 @@ def test_example_is_the_first_valid_row(vl: Parts, capsys: pytest.CaptureFixture
     shown = capsys.readouterr().out
     assert shown.startswith("training example:\ninput_ids:\n")
     assert "labels:\npurple<|im_end|>" in shown
-    with pytest.raises(RuntimeError, match="Cannot find valid samples"):
+    with pytest.raises(RuntimeError, match=r"Cannot find valid samples, .* for the data format\.$"):
         vl.online([row("Hello")]).show_example()
+
+
+BROKEN = row("<image>Broken?", "yes", images=["nowhere.png"])
+
+
+def test_example_passes_over_bad_rows_where_they_are_skipped(vl: Parts, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = vl.online([row("Hello"), BROKEN, row("<audio>?", "?", audios=["a.wav"]), row("Which colour?", "purple")])
+    dataset.show_example(skip_bad=True, max_bad=2)
+    assert "labels:\npurple<|im_end|>" in capsys.readouterr().out
+    with pytest.raises(SampleError, match=r"^2 samples at the start .* \(odb_max_bad_samples\) 1 .*row 2 of .* audio"):
+        dataset.show_example(skip_bad=True, max_bad=1)
+    with pytest.raises(RuntimeError, match=r"Cannot find valid samples.* All 1 rows .*missing image: .*nowhere\.png"):
+        vl.online([row("Hello"), BROKEN]).show_example(skip_bad=True)
+
+
+def test_example_stops_at_a_bad_row_where_they_are_errors(vl: Parts) -> None:
+    text = r'sample 1 could not be read: row 1 of .*, "<image>Broken\?", nowhere\.png: missing image: there is no file'
+    with pytest.raises(SampleError, match=text):
+        vl.online([row("Hello"), BROKEN, row("Which colour?", "purple")]).show_example()
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_example_never_passes_over_an_error_of_the_machine(
+    vl: Parts, media: dict[str, Any], monkeypatch: pytest.MonkeyPatch, skip: bool
+) -> None:
+    def full(path: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files", path)
+
+    monkeypatch.setattr("llamafactory.data.mm_plugin.Image.open", full)
+    dataset = vl.online([row("<image>?", "?", images=[media["small"]]), row("Which colour?", "purple")])
+    with pytest.raises((OSError, SampleError), match="Too many open files"):
+        dataset.show_example(skip_bad=skip)
+
+
+# -- what a bad sample is blamed on
+
+
+def test_the_broken_one_of_several_media_is_named(vl: Parts, media: dict[str, Any], tmp_path: Path) -> None:
+    cut = tmp_path / "cut.png"
+    cut.write_bytes(Path(media["wide"]).read_bytes()[:2000])
+    frames = [*media["frames"][:2], str(cut)]
+    gone = [*media["frames"][:2], str(tmp_path / "gone.jpg")]
+    expected = {
+        r"corrupt image: .*cut\.png: OSError: image file is truncated": {"images": [media["small"], str(cut)]},
+        r"undecodable video: \S+cut\.png: OSError": {"videos": [media["mp4"], frames]},
+        r"missing video: there is no file .*gone\.jpg$": {"videos": [media["frames"], gone]},
+    }
+    for text, parts in expected.items():
+        places = {"images": "<image>", "videos": "<video>"}
+        start = "".join(places[kind] * len(items) for kind, items in parts.items())
+        with pytest.raises(BadSample, match=text):
+            vl.online([row(start + "?", "?", **parts)])[0]
+
+
+def test_an_image_that_the_processor_refuses_is_named(
+    vl: Parts, media: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        raise ValueError("absolute aspect ratio must be smaller than 200")
+
+    dataset = vl.online([row("<image>?", "?", images=[media["wide"]])])
+    monkeypatch.setattr(type(vl.processor.image_processor), "__call__", refuse)
+    with pytest.raises(BadSample, match=r"image refused by the processor: \S+\.png: ValueError: absolute aspect ratio"):
+        dataset[0]
+
+
+def test_a_video_shorter_than_it_announces_is_bad(
+    vl: Parts, media: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stock LLaMA-Factory counts tokens by the file's header, and decodes later."""
+    from llamafactory.data.mm_plugin import BasePlugin
+
+    whole = row("<video>What?", "noise", videos=[media["mp4"]])
+    assert vl.online([whole])[0]["n_videos"] == 1
+    stock = type(vl.template.mm_plugin)._regularize_videos
+
+    def half(plugin: BasePlugin, videos: Any, **options: Any) -> Any:
+        found = stock(plugin, videos, **options)
+        return {**found, "videos": [frames[:2] for frames in found["videos"]]}
+
+    monkeypatch.setattr(type(vl.template.mm_plugin), "_regularize_videos", half)
+    with pytest.raises(BadSample, match=r"undecodable video: .* decoded differs from what the file announces"):
+        vl.online([whole])[0]
+
+
+def test_a_tokenizer_that_fails_is_a_template_error(vl: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = vl.online([row("Hello", "hi")])
+    monkeypatch.setattr(type(vl.tokenizer), "encode", lambda *args, **options: 1 // 0)
+    with pytest.raises(BadSample, match="template error: ZeroDivisionError"):
+        dataset[0]
+
+
+@pytest.mark.parametrize("error", [MemoryError("no more"), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+@pytest.mark.parametrize("where", ["processor", "tokenizer"])
+def test_lack_of_memory_is_no_bad_sample(
+    vl: Parts, media: dict[str, Any], monkeypatch: pytest.MonkeyPatch, error: Exception, where: str
+) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise error
+
+    dataset = vl.online([row("<image>?", "?", images=[media["wide"]])])
+    at = (vl.processor.image_processor, "__call__") if where == "processor" else (vl.tokenizer, "encode")
+    monkeypatch.setattr(type(at[0]), at[1], fail)
+    with pytest.raises(MemoryError):
+        dataset[0]
+
+
+def test_a_missing_processor_is_an_error_at_once(vl: Parts) -> None:
+    parts = Parts(vl.template, vl.tokenizer, None, None, vl.data_args)
+    with pytest.raises(ValueError, match="Processor was not found"):
+        parts.online([row("a", "b")])
+
+
+def test_reading_does_not_change_the_rows(vl: Parts, media: dict[str, Any]) -> None:
+    frames = list(media["odd_frames"])
+    rows = [row("<video>What?", "noise", videos=[frames])]
+    dataset = vl.online(rows)
+    before = dataset.fingerprint()
+    first, second = dataset[0], dataset[0]
+    assert first["input_ids"] == second["input_ids"]
+    assert frames == media["odd_frames"]
+    assert dataset.fingerprint() == before

@@ -63,10 +63,6 @@ REFUSED = [
     ({"dataloader_drop_last": True}, "dataloader_drop_last .*; remove it"),
     ({"auto_find_batch_size": True}, "auto_find_batch_size .*; remove it and lower odb_token_budget instead"),
     (
-        {"resume_from_checkpoint": "outputs/checkpoint-3"},
-        "resuming from .*checkpoint-3. is not supported yet; start anew",
-    ),
-    (
         {"lr_scheduler_type": "warmup_stable_decay"},
         "lr_scheduler_type warmup_stable_decay needs the number of steps.*; set max_steps",
     ),
@@ -83,6 +79,14 @@ def test_contradiction_is_refused_with_the_remedy(
     assert not stock.calls  # no model, no data
     assert run({**recipe, **fields, "odb": False}) == "done"  # the field alone is fine
     assert stock.config is None
+
+
+def test_a_checkpoint_of_a_run_without_odb_is_refused(recipe: dict[str, Any], stock: FakeStock, tmp_path: Path) -> None:
+    fields = {"resume_from_checkpoint": str(tmp_path / "checkpoint-3")}
+    with pytest.raises(ValueError, match=r"^odb: the checkpoint \S+checkpoint-3 has no odb_state\.json.*start anew in"):
+        run({**recipe, **fields})
+    assert not stock.calls  # no model, no data
+    assert run({**recipe, **fields, "odb": False}) == "done"
 
 
 @pytest.mark.parametrize(("batch", "cutoff", "given"), [(1, 4, None), (1, 7, None), (8, 2048, 1), (8, 2048, 7)])
