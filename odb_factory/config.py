@@ -60,7 +60,10 @@ class OdbConfig:
     capacity: int | None = None
     """`C`: most groups that a rank emits in one round; None: `depth`, which bounds nothing."""
     max_wait: int = 8
-    """A sample held back for this many rounds goes out with the next one, unless `capacity` or the drain forbids it."""
+    """A sample held back for this many rounds goes out with the next one.
+
+    Unless `capacity`, the end of the data, or a window that dropped samples or `window_bytes` kept short forbids it.
+    """
     ramp: bool = True
     """The first rounds of an epoch use D/8, D/4 and D/2, so that the first step comes quickly."""
     steps_multiple: int = 1

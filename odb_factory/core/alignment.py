@@ -5,10 +5,31 @@ same `GlobalView`, and from it alone each computes the same number of steps `T` 
 `T` slots of its own window (`plan_round`): too many groups overflow back into the window, too few are split, and a rank
 whose window is empty has `T` IDLE slots.
 
-Why it ends (G4): `target` is at least 1 while any rank has a sample, and `plan_round` fills each of the `T` slots of a
-rank with samples with at least one sample (`T` is at most the smallest non-empty window, so `split_to` can). Hence each
-round emits at least one sample, and samples only ever leave. Why nobody waits for ever (G5): which collectives follow,
-and whether there is a next round, depends only on reduced values, which are the same on all ranks.
+Why it ends (G4). Count every index twice until it is handed out, then once until its sample is emitted or dropped. Each
+round that does not end the epoch makes this smaller:
+- Some window holds a sample. Then `target` is at least 1 and at most the smallest window that is not empty, so a rank
+  with samples and too few groups has enough samples for `split_to`, which never makes an empty group: `plan_round`
+  fills each of its `T` slots. Samples leave a window only by being emitted, so at least one of them is.
+- All windows are empty: `T` is 0. As a reader gives at least one sample where it has any, nothing is left to read
+  either. Where all indices are assigned (`static`: always), `close_round` ends the epoch. Else (`shared`: all that was
+  read was dropped) every window lacks samples and `RankProtocol._want` says so; `SharedIndexSource.ask` gives at least
+  1 to any rank that wants one, so `assign` hands out at least one index. If nobody wanted any, or samples were
+  announced that do not come, `close_round` raises, on every rank in the same round.
+
+Without join it may end earlier: `close_round` counts the emitted samples in the summed totals (`_cut_at_quota`), cuts
+behind the step that reaches the quota and ends the epoch with it (G3). Below the quota all is as with join.
+
+The last step. While nothing is left in windows or readers, but indices are not assigned, these may all be dropped. So
+`close_round` then holds one step back, until another step follows or the epoch ends and it is the last one. It is never
+lost (G2): each round begins with it, and at most one waits.
+
+Why nobody waits for ever (G5). The length of the second vector follows from `T`. The end of the epoch, the held-back
+step, and whether a prefix sum follows depend on sums, and on a cursor that moves by sums. All of these are the same on
+every rank. A rank that fails says so in the first vector (`begin_round`), and the others raise.
+
+More of it: `grouping` (splits, the budget, G6), `protocol` (the order of the calls, totals, G7), `assignment` (each
+index to one rank), `runtime.epoch` and `runtime.reader` (they make the calls). `tests/formal` checks it on this very
+code, in every state of small worlds.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar
 
 from odb_factory.config import OdbConfig
@@ -107,7 +108,7 @@ class RankProtocol:
         self.bad = bad
         """Samples skipped as bad in this epoch, on all ranks."""
         self._identity = (config.fingerprint(), dataset_size, state_check)
-        self._quota = dataset_size if config.join else math.ceil(config.quota * dataset_size)
+        self._quota = dataset_size if config.join else math.ceil(Fraction(str(config.quota)) * dataset_size)
         self._source = source
         self._pending = 0
         self._window: dict[int, SampleMeta] = {}

@@ -41,8 +41,6 @@ def pass_on_machine_error(error: Exception) -> None:
     """Raise `error` again if the machine ran out of something, so that no sample is to blame."""
     if is_of_the_machine(error):
         raise error
-    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):  # torch's own allocator
-        raise MemoryError(str(error)) from error
 
 
 def _blame(kind: str, item: Any, error: Exception) -> BadSample:

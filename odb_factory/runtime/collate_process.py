@@ -18,6 +18,7 @@ from odb_factory.core.protocol import ProtocolError
 from odb_factory.runtime.epoch import CollateJob, RankEpoch
 from odb_factory.runtime.errors import CollateError, ExchangeError, OdbError, SampleError
 from odb_factory.runtime.exchange import Exchange, connect, try_gloo
+from odb_factory.runtime.memory import return_freed_memory
 from odb_factory.runtime.messages import Failure, Meet, Phase, StartEpoch, Stop, receive, send
 from odb_factory.runtime.reader import Reader
 
@@ -56,6 +57,7 @@ def _settle(parent: int, sock: socket.socket) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)  # an OpenMP pool inherited through fork would hang
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    return_freed_memory()
     threading.Thread(target=_watch_parent, args=(parent, sock), name="odb-watch", daemon=True).start()
 
 

@@ -85,9 +85,10 @@ class GlooExchange:
         self.sent_bytes = 0
         limit = timedelta(seconds=timeout)
         try:
-            store = dist.TCPStore(rendezvous.host, rendezvous.port, None, is_master=False, timeout=limit)
-            self._store = store.clone()  # type: ignore[attr-defined]
-            self._group: Any = dist.ProcessGroupGloo(dist.PrefixStore("odb", store), self.rank, self.world_size, limit)
+            self._store = dist.TCPStore(rendezvous.host, rendezvous.port, None, is_master=False, timeout=limit)
+            self._group: Any = dist.ProcessGroupGloo(
+                dist.PrefixStore("odb", self._store), self.rank, self.world_size, limit
+            )
         except (RuntimeError, ValueError) as error:
             raise ExchangeError(
                 f"rank {self.rank} of {self.world_size} could not meet the others at {rendezvous.host}:"

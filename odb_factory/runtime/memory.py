@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from pathlib import Path
 
@@ -36,3 +37,16 @@ def default_window_bytes(world_size: int) -> int | None:
         return None
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     return max(_LEAST, int(available * WINDOW_SHARE) // max(1, ranks))
+
+
+_M_MMAP_THRESHOLD = -3
+
+
+def return_freed_memory() -> None:
+    """Have the C library give large blocks back to the system once they are freed (glibc; elsewhere nothing happens).
+
+    By default glibc keeps blocks of up to 32 MB for later once it has seen some of that size, and samples come and go
+    in all sizes: a process would end up with far more memory than it holds samples.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**20)

@@ -40,11 +40,11 @@ POLL_SECONDS = 0.5
 GRACE_SECONDS = 3.0
 """How long after its time-out the collate process may still report it: it knows best what it waited for."""
 
-ATTEMPTS = 3
-"""How often a collate process is forked that does not come up."""
+UP_SECONDS = (5.0, 15.0, 45.0)
+"""How long a forked collate process has to come up, in the first attempt, the second, ...
 
-UP_SECONDS = 20.0
-"""How long it has for that."""
+With many ranks the first one is likely to fail on some rank, and all wait for it; a busy machine needs the later ones.
+"""
 
 _ERRORS: dict[str, type[OdbError]] = {"sample": SampleError, "exchange": ExchangeError, "collate": CollateError}
 
@@ -57,7 +57,7 @@ def _launch(job: CollateJob) -> tuple[socket.socket, multiprocessing.process.Bas
     """
     forked = job.config.start_method == "fork"
     context: Any = multiprocessing.get_context(job.config.start_method)
-    for _ in range(ATTEMPTS):
+    for seconds in UP_SECONDS:
         sock, child_sock = socket.socketpair()
         process = context.Process(
             target=main, args=(job, child_sock, sock if forked else None), name=f"odb-collate-{job.rank}"
@@ -65,7 +65,7 @@ def _launch(job: CollateJob) -> tuple[socket.socket, multiprocessing.process.Bas
         try:
             process.start()
             child_sock.close()
-            if not forked or _wait_readable(sock, UP_SECONDS):
+            if not forked or _wait_readable(sock, seconds):
                 return sock, process
         except BaseException:
             sock.close()  # the process, if there is one, sees that and ends
@@ -74,8 +74,8 @@ def _launch(job: CollateJob) -> tuple[socket.socket, multiprocessing.process.Bas
         process.join()
         sock.close()
     raise CollateError(
-        f"rank {job.rank}: {ATTEMPTS} collate processes in a row were forked and did not come up within "
-        f"{UP_SECONDS:g} s each; in a loop of your own, set OdbConfig(start_method='spawn')."
+        f"rank {job.rank}: {len(UP_SECONDS)} collate processes in a row were forked and did not come up within "
+        f"{', '.join(f'{seconds:g}' for seconds in UP_SECONDS)} s; in a loop of your own, set start_method: spawn."
     )
 
 

@@ -107,10 +107,26 @@ def check_totals(epoch: Epoch, config: OdbConfig, samples: Sequence[SampleMeta])
             assert step.totals.padded_tokens == sum(sum(padded_rows(group, config)) for group in groups)
 
 
-def check_wait(epoch: Epoch, max_wait: int) -> None:
-    """Before the drain (no rank has run out of data) no sample waits for more than `max_wait` rounds."""
-    count = len(epoch.rounds[0])
-    drain = next((k for k in range(count) if any(rank[k].exhausted for rank in epoch.rounds)), count)
+def tail_begins(epoch: Epoch, config: OdbConfig) -> int:
+    """The first round in which windows may lack samples since the data end.
+
+    A rank has run out of data, or (shared assignment) less is left than all windows could take, so that a rank with
+    many tokens may get none.
+    """
+    last = config.assignment == "shared"
+    room = len(epoch.rounds) * (config.depth + 1) if last else 0
+    total = sum(len(done.observed) for rank in epoch.rounds for done in rank)
+    for number, column in enumerate(zip(*epoch.rounds, strict=True)):
+        if any(done.exhausted for done in column) or (last and total <= room):
+            return number
+        total -= sum(len(done.observed) for done in column)
+    return len(epoch.rounds[0])
+
+
+def check_wait(epoch: Epoch, config: OdbConfig) -> None:
+    """Before the tail no sample waits for more than `max_wait` rounds."""
+    max_wait = config.max_wait
+    drain = tail_begins(epoch, config)
     for rank in epoch.rounds:
         since: dict[int, int] = {}
         for number, done in enumerate(rank[:drain]):
@@ -126,12 +142,13 @@ def check_wait(epoch: Epoch, max_wait: int) -> None:
 def check_window(epoch: Epoch, config: OdbConfig, drops: bool) -> None:
     """A window never holds more than `depth` samples.
 
-    It holds less than the ramp says only where the data ran out, or (shared assignment) where samples were dropped.
+    It holds less than the ramp says only in the tail, or (shared assignment) where samples were dropped.
     """
+    tail = tail_begins(epoch, config)
     for rank in epoch.rounds:
         for number, done in enumerate(rank):
             assert done.window <= config.depth
-            short = done.exhausted or (drops and config.assignment == "shared")
+            short = done.exhausted or (config.assignment == "shared" and (drops or number >= tail))
             assert short or done.window >= config.window_target(number)
 
 
@@ -166,7 +183,7 @@ def check_join(world: World, epoch: Epoch) -> None:
     for rank in epoch.rounds:
         assert sum(done.dropped for done in rank) == len(world.dropped)
     if world.config.capacity is None and (world.config.assignment == "static" or not world.dropped):
-        check_wait(epoch, world.config.max_wait)
+        check_wait(epoch, world.config)
 
 
 def check_nonjoin(world: World, epoch: Epoch) -> None:
@@ -185,7 +202,7 @@ def check_quota(epoch: Epoch, world: World) -> None:
     done = emitted(epoch)
     assert len(done) == len(set(done)), "a sample was emitted twice"
     assert set(done) <= set(world.valid)
-    quota = ceil(world.config.quota * len(world.samples))
+    quota = ceil(round(world.config.quota * len(world.samples), 6))
     if len(world.valid) < quota:
         assert len(done) == len(world.valid), "the epoch was closed before the quota"
         return

@@ -150,8 +150,9 @@ def test_overdue_samples_go_out_although_full_groups_alone_would_starve_them() -
     samples = metas(*[x for _ in range(120) for x in (10, 90)])
     slow = OdbConfig(token_budget=100, depth=12, max_wait=1000, ramp=False, shuffle=False)
     with pytest.raises(AssertionError, match=r"wait"):
-        check_wait(simulate(samples, slow, 2), 3)
-    check_wait(simulate(samples, dataclasses.replace(slow, max_wait=3), 2), 3)
+        check_wait(simulate(samples, slow, 2), dataclasses.replace(slow, max_wait=3))
+    soon = dataclasses.replace(slow, max_wait=3)
+    check_wait(simulate(samples, soon, 2), soon)
 
 
 @pytest.mark.parametrize("alignment", ["carry", "max"])

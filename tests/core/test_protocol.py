@@ -139,6 +139,13 @@ def test_nonjoin_mode_ends_with_the_step_that_reaches_the_quota() -> None:
         assert [step.last for step in c.steps] == [False, False, True]
 
 
+def test_the_quota_is_not_one_more_for_a_rounding_error() -> None:
+    config = dataclasses.replace(CONFIG, depth=100, join=False, quota=0.07, max_samples=1)
+    rank = RankProtocol(config, rank=0, epoch=0, dataset_size=100)
+    (closed,) = one_round([rank], [metas(*[60] * 20)], unread=[1])
+    assert len(closed.steps) == 7, "0.07 * 100 is 7.000000000000001 in floating point"
+
+
 def test_what_was_emitted_before_a_resumption_counts_for_the_quota() -> None:
     config = dataclasses.replace(CONFIG, join=False, quota=0.5)
     rank = RankProtocol(config, rank=0, epoch=0, dataset_size=20, emitted=9)
