@@ -48,6 +48,10 @@ class IndexSource(Protocol):
         """Every index of the epoch belongs to some rank by now; the same on every rank."""
         ...
 
+    def lasts_for(self, samples: int) -> bool:
+        """Whether so many indices for each rank are not handed out yet; the same on every rank."""
+        ...
+
     def start(self) -> list[int]:
         """The indices that this rank reads first, in order. Called once."""
         ...
@@ -74,6 +78,9 @@ class StaticIndexSource:
 
     def __init__(self, order: Sequence[int], rank: int, world_size: int) -> None:
         self._indices = list(order[rank::world_size])
+
+    def lasts_for(self, samples: int) -> bool:
+        return samples == 0
 
     def ask(self, wanted: Wanted) -> int:
         return 0
@@ -105,6 +112,9 @@ class SharedIndexSource:
 
     def start(self) -> list[int]:
         return self._first
+
+    def lasts_for(self, samples: int) -> bool:
+        return self._left >= samples * self._world_size
 
     @property
     def _left(self) -> int:

@@ -118,7 +118,6 @@ def _serve(job: CollateJob, sock: socket.socket) -> None:
         num_workers=job.num_workers,
         prefetch_factor=job.prefetch_factor,
         worker_init_fn=job.worker_init_fn,
-        seed=job.config.seed + job.rank,
         window_bytes=job.window_bytes,
     )
     while True:

@@ -205,7 +205,7 @@ class RankEpoch:
     def _borrow_filler(self) -> Held:
         """The filler of this rank; one that never had a sample of its own takes the first valid one of the epoch."""
         for index in self._order if self._filler is None else ():
-            item = self._reader.observed[index]
+            item = self._reader.observed[self._epoch, index]
             if isinstance(item, Failed):
                 raise SampleError(item.message)
             if isinstance(item, Held):

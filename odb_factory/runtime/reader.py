@@ -5,15 +5,17 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import queue
+import random
 import signal
 import threading
 import traceback
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -43,16 +45,23 @@ class Failed:
 
 
 class ObservedDataset(Dataset[Held | Dropped | Failed]):
-    """Runs in the workers: reads one sample, observes it, applies the overlong policy, and packs it into bytes."""
+    """Runs in the workers: reads one sample, observes it, applies the policies, and packs it into bytes.
+
+    A key is (epoch, index). Each sample has random numbers of its own that depend on these and the seed only: not on
+    the worker that reads it, so that the number of workers, the timing and a resumption change nothing.
+    """
 
     def __init__(self, dataset: Any, observe: Observe, config: OdbConfig) -> None:
+        self.seed = config.seed
         self.dataset = dataset
         self.observe = observe
         self.overlong = config.overlong
         self.skip_bad = config.on_bad_sample == "skip"
         self.budget = make_budget(config)
 
-    def __getitem__(self, index: int) -> Held | Dropped | Failed:
+    def __getitem__(self, key: tuple[int, int]) -> Held | Dropped | Failed:
+        epoch, index = key
+        _seed_all(f"{self.seed}:{epoch}:{index}")
         try:
             sample = self.dataset[index]
             meta = self.observe(index, sample)
@@ -93,6 +102,14 @@ class ObservedDataset(Dataset[Held | Dropped | Failed]):
         )
 
 
+def _seed_all(name: str) -> None:
+    """Seed Python's, numpy's and torch's CPU generators."""
+    seed = zlib.crc32(name.encode())
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would look for accelerators each time
+
+
 def _describe(error: BaseException) -> str:
     return str(error) if isinstance(error, BadSample) else f"{type(error).__name__}: {error}"
 
@@ -107,17 +124,16 @@ def is_of_the_machine(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _MACHINE_ERRORS)
 
 
-class _ChunkSampler(Sampler[int]):
-    """Hands the DataLoader the indices of the chunk that is being read."""
+class _Pending(Sampler[tuple[int, int]]):
+    """Indices of the epoch that is being read, which were handed out but not yet to a worker."""
 
     def __init__(self) -> None:
-        self.indices: Sequence[int] = ()
+        self.epoch = 0
+        self.indices: deque[int] = deque()
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.indices)
-
-    def __len__(self) -> int:
-        return len(self.indices)
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        while self.indices:  # more may come while this is walked
+            yield self.epoch, self.indices.popleft()
 
 
 def _identity(item: Any) -> Any:
@@ -170,7 +186,6 @@ class Reader:
         num_workers: worker processes; 0 reads in the thread itself.
         prefetch_factor: samples in flight for each worker; None: torch's default.
         worker_init_fn: called in each worker with its id.
-        seed: base seed of the workers' random generators.
         window_bytes: bound on what is held (bytes); None: no bound.
     """
 
@@ -183,24 +198,21 @@ class Reader:
         num_workers: int,
         prefetch_factor: int | None,
         worker_init_fn: Callable[[int], None] | None,
-        seed: int,
         window_bytes: int | None = None,
     ) -> None:
         self.observed = ObservedDataset(dataset, observe, config)
-        self._sampler = _ChunkSampler()
-        self._generator = torch.Generator()
-        self._seed = seed
+        self._pending = _Pending()
         self._loader: DataLoader[Any] = DataLoader(
             self.observed,
             batch_size=None,
-            sampler=self._sampler,
+            sampler=self._pending,
             num_workers=num_workers,
             collate_fn=_identity,
             persistent_workers=num_workers > 0,
             prefetch_factor=prefetch_factor if num_workers > 0 else None,
             worker_init_fn=_WorkerInit(os.getpid(), worker_init_fn),
             multiprocessing_context="fork" if num_workers > 0 else None,
-            generator=self._generator,
+            generator=torch.Generator(),  # its own, or the seeding of samples and that of workers would meet
         )
         self._limit = config.depth + 1
         self._byte_limit = window_bytes
@@ -210,28 +222,30 @@ class Reader:
         self._in_hand: int | None = None  # bytes of a sample that was read and waits for room
         self._forced = False
         self._outstanding = self._outstanding_bytes = 0
-        self._chunks = 0
+        self._reading = False
         self._cancelled = False
         self._error: SampleError | None = None
-        self._queue: queue.SimpleQueue[tuple[int | None, Sequence[int]]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="odb-reader", daemon=True).start()
 
     def start_epoch(self, epoch: int, indices: Sequence[int]) -> None:
         """Begin to read `indices`; the epoch before must have been read to its end, or cancelled."""
         with self._changed:
-            if self._chunks or self._ready:
+            if not self._is_idle() or self._ready:
                 raise RuntimeError("an epoch is still being read")
             self._cancelled = False
-            self._chunks = 1
-        self._queue.put((epoch, indices))
+            self._pending.epoch = epoch
+            self._pending.indices.extend(indices)
+            self._changed.notify_all()
 
     def extend(self, indices: Sequence[int]) -> None:
         """More indices of the same epoch, to be read after those before."""
-        if not indices:
-            return
         with self._changed:
-            self._chunks += 1
-        self._queue.put((None, indices))
+            self._pending.indices.extend(indices)
+            self._changed.notify_all()
+
+    def _is_idle(self) -> bool:
+        stopped = self._cancelled or self._error is not None
+        return not self._reading and (stopped or not self._pending.indices)
 
     def take(self, count: int, *, needed: bool = False) -> Taken:
         """The next `count` samples; waits until it is known whether more will come.
@@ -245,7 +259,7 @@ class Reader:
             SampleError: a sample could not be read or observed, or a worker died.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not self._chunks or self._known_ahead() > count or self._is_full(needed))
+            self._changed.wait_for(lambda: self._is_idle() or self._known_ahead() > count or self._is_full(needed))
             if self._error is not None and self._known_ahead() <= count:  # at the same sample whatever the timing
                 raise self._error
             samples: list[Held] = []
@@ -290,31 +304,31 @@ class Reader:
         with self._changed:
             self._cancelled = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._chunks)
+            self._changed.wait_for(self._is_idle)
             self._ready.clear()
+            self._pending.indices.clear()
             self._error = None  # of a sample that nobody asked for any more
             self._ready_samples = self._outstanding = self._outstanding_bytes = 0
 
     def _run(self) -> None:
         while True:
-            epoch, indices = self._queue.get()
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending.indices and not self._is_idle())
+                self._reading = True
             error: SampleError | None = None
             try:
-                if not (self._cancelled or self._error):
-                    self._read(epoch, indices)
+                self._read()
             except SampleError as sample_error:
                 error = sample_error
             except BaseException as other:  # also what only ends a thread, or the rounds would wait for ever
                 error = SampleError(f"reading failed: {_describe(other)}\n{traceback.format_exc()}")
             with self._changed:
                 self._error = self._error or error
-                self._chunks -= 1
+                self._reading = False
                 self._changed.notify_all()
 
-    def _read(self, epoch: int | None, indices: Sequence[int]) -> None:
-        self._sampler.indices = indices
-        if epoch is not None:
-            self._generator.manual_seed((self._seed * 1_000_003 + epoch) % 2**63)
+    def _read(self) -> None:
+        """Until no index is pending: the workers then run dry, and start again with the next one."""
         for item in self._loader:
             if isinstance(item, Failed):
                 raise SampleError("\n".join(filter(None, (item.message, item.traceback))))

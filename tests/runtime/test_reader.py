@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from odb_factory import OdbConfig
 from odb_factory.core.sample import SampleMeta
@@ -28,7 +31,6 @@ def reader_of(
         num_workers=workers,
         prefetch_factor=None,
         worker_init_fn=None,
-        seed=0,
         window_bytes=window_bytes,
     )
 
@@ -148,15 +150,29 @@ def test_a_second_epoch_is_refused_while_one_is_open() -> None:
     reader.cancel()
 
 
-def test_a_large_or_negative_seed_is_no_obstacle() -> None:
-    for seed in (2**62, -5):
-        config = OdbConfig(token_budget=100, seed=seed)
-        data = Lengths([3] * 4)
-        reader = Reader(
-            data, observe_sample, config, num_workers=1, prefetch_factor=None, worker_init_fn=None, seed=seed
-        )  # fmt: skip
-        reader.start_epoch(0, range(4))
-        assert indices(reader.take(4).samples) == [0, 1, 2, 3]
+class Random(Lengths):
+    """Samples out of random numbers."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        sample = super().__getitem__(index)
+        return {**sample, "drawn": (random.random(), float(np.random.rand()), float(torch.rand(())))}
+
+
+def drawn(workers: int, order: list[int], *, epoch: int = 0, seed: int = 0) -> dict[int, Any]:
+    reader = reader_of(Random([3] * 12), depth=20, workers=workers, seed=seed)
+    reader.start_epoch(epoch, order)
+    samples = reader.take(20).samples
+    return {held.meta.index: loads(held.payload)["drawn"] for held in samples}
+
+
+def test_random_numbers_of_a_sample_depend_on_seed_epoch_and_index_only() -> None:
+    first = drawn(0, list(range(12)))
+    assert len(set(first.values())) == 12
+    assert drawn(2, list(range(12))) == first
+    assert drawn(1, list(range(11, -1, -1))) == first
+    assert drawn(1, [4, 9]) == {4: first[4], 9: first[9]}, "as after a resumption"
+    for other in (drawn(0, list(range(12)), epoch=1), drawn(0, list(range(12)), seed=2**62), drawn(0, [3], seed=-5)):
+        assert set(other.values()).isdisjoint(first.values())
 
 
 # --- chunks, as the shared assignment hands them out
