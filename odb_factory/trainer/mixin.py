@@ -153,6 +153,15 @@ class OdbTrainerMixin(_Base):
         self.odb_progress.advance(infos)
         return batches, None
 
+    def _short_windows(self) -> str:
+        assert self._odb_loader is not None
+        rounds = self.odb_summary["rounds"] * self.args.world_size
+        return (
+            f"Online Dynamic Batching: odb_window_bytes ({(self._odb_loader.window_bytes or 0) >> 20:,} MB) kept "
+            f"{self.odb_summary['short_windows']:,} of {rounds:,} windows below odb_depth, which costs padding; raise "
+            "it if the host has the memory."
+        )
+
     def _no_samples(self) -> str:
         assert self._odb_loader is not None
         ends = self._odb_loader.epoch_ends
@@ -327,6 +336,8 @@ class OdbTrainerMixin(_Base):
         output = super()._finalize_training(trial, emitted, start_time)
         assert self._odb_record is not None
         self.odb_summary = self._odb_record.finish(write=self.is_world_process_zero())
+        if self.odb_summary["short_windows"]:
+            logger.warning(self._short_windows())
         output.metrics.update(
             odb_steps=self.odb_summary["steps"],
             odb_fillers=self.odb_summary["fillers"],
