@@ -12,13 +12,14 @@ from odb_factory.version import __version__
 
 if TYPE_CHECKING:
     from odb_factory.config import OdbConfig
-    from odb_factory.core.sample import DropSample, SampleMeta
+    from odb_factory.core.sample import BadSample, DropSample, SampleMeta
     from odb_factory.runtime.loader import OdbDataLoader
     from odb_factory.runtime.messages import StepInfo
     from odb_factory.trainer.mixin import OdbTrainerMixin
 
 _HOME = {
     "OdbConfig": "odb_factory.config",
+    "BadSample": "odb_factory.core.sample",
     "DropSample": "odb_factory.core.sample",
     "SampleMeta": "odb_factory.core.sample",
     "OdbDataLoader": "odb_factory.runtime.loader",
@@ -26,7 +27,16 @@ _HOME = {
     "OdbTrainerMixin": "odb_factory.trainer.mixin",
 }
 
-__all__ = ["DropSample", "OdbConfig", "OdbDataLoader", "OdbTrainerMixin", "SampleMeta", "StepInfo", "__version__"]
+__all__ = [
+    "BadSample",
+    "DropSample",
+    "OdbConfig",
+    "OdbDataLoader",
+    "OdbTrainerMixin",
+    "SampleMeta",
+    "StepInfo",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -24,8 +24,8 @@ from odb_factory.core.sample import SampleMeta
 from odb_factory.core.seeding import generator
 from odb_factory.core.stats import StepTotals, totals_of
 
-READ_AHEAD_DIVISOR = 8
-"""With shared assignment a rank holds the indices of its next window, and this part of `depth` more."""
+LEAST_AHEAD = 16
+"""With shared assignment a rank holds the indices of its next window, and an eighth of `depth` or this many more."""
 
 
 class ProtocolError(RuntimeError):
@@ -224,10 +224,11 @@ class RankProtocol:
         if self._source is None or self._source.complete:
             return 0, 0
         goal = self.config.window_target(self.round_index + 1) + 1  # one more tells whether the data goes on
-        if self._source.lasts_for(2 * self.config.depth):
+        ahead = max(LEAST_AHEAD, self.config.depth // 8)
+        if self._source.lasts_for(2 * (self.config.depth + ahead)):
             # Keeps the workers busy during the exchange. How many must not depend on the number of workers, or that
             # would change the groups; and not near the end, where what a rank holds can no longer be evened out.
-            goal += self.config.depth // READ_AHEAD_DIVISOR
+            goal += ahead
         count, tokens = self._observed
         load = sum(s.length for s in self._window.values()) + self._pending * tokens // max(1, count)
         return max(0, goal - len(self._window) - self._pending), load

@@ -73,12 +73,17 @@ def _watch_parent(parent: int, sock: socket.socket) -> None:
 
 def leave(code: int) -> None:
     """End this process at once, and its workers with it: they hold nothing worth keeping."""
-    for worker in multiprocessing.active_children():
-        worker.kill()
+    end_workers()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # a pipe whose reader is gone must not keep us here
             stream.flush()
     os._exit(code)
+
+
+def end_workers() -> None:
+    """Kill the workers."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
 
 
 def _failure(error: BaseException, rank: int) -> Failure:
@@ -106,7 +111,7 @@ def _join_world(job: CollateJob, sock: socket.socket) -> Exchange:
     if not isinstance(command, Meet):
         raise CollateError(f"unknown command {command!r}")
     send(sock, Phase("meeting the other ranks", for_others=True))
-    return connect(command.rendezvous, job.config.timeout)
+    return connect(command.rendezvous, job.config.timeout, on_lost=end_workers)
 
 
 def _serve(job: CollateJob, sock: socket.socket) -> None:

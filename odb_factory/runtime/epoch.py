@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import zlib
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +22,10 @@ from odb_factory.runtime.errors import CollateError, ExchangeError, SampleError
 from odb_factory.runtime.exchange import Exchange
 from odb_factory.runtime.messages import EpochEnd, Phase, Resumed, StepInfo, loads, send
 from odb_factory.runtime.observe import Observe
-from odb_factory.runtime.reader import Failed, Held, Reader
+from odb_factory.runtime.reader import Failed, Held, Reader, seeded
+
+TELL_SECONDS = 10.0
+"""How long a rank that fails waits for the others to hear of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +95,7 @@ class RankEpoch:
         self._new_drops: list[Dropped] = []
         self._handled = 0
         self._global_dropped = 0
-        self._bad_here: list[Dropped] = []
+        self._bad_here: deque[Dropped] = deque(maxlen=3)
         self._short_windows = 0
         self._first_step = self._next_step = resumed.steps if resumed else 0
 
@@ -141,7 +146,7 @@ class RankEpoch:
         try:
             return self._protocol.close_round(sums)
         except TooManyBadSamples as error:
-            examples = "; ".join(f"sample {d.index} ({d.reason}): {d.detail}" for d in self._bad_here[-3:])
+            examples = "; ".join(f"sample {d.index} ({d.reason}): {d.detail}" for d in self._bad_here)
             raise SampleError(f"{error} The last ones on this rank: {examples or 'none'}") from None
 
     def _fill(self, where: str) -> tuple[Dropped, ...]:
@@ -150,11 +155,9 @@ class RankEpoch:
         try:
             taken = self._reader.take(missing, needed=not self._protocol.window_size)
         except SampleError:
-            # the others must not wait for this rank until the time-out
-            with contextlib.suppress(ExchangeError):
-                self._exchange.minimum(self._protocol.begin_round(exhausted=False, failed=True), where)
+            self._tell_the_others(where)
             raise
-        self._short_windows += len(taken.samples) < missing and self._reader.unread > 0
+        self._short_windows += taken.short
         for held in taken.samples:
             self._held[held.meta.index] = held
             self._protocol.add((held.meta,))
@@ -162,6 +165,17 @@ class RankEpoch:
         self._new_drops.extend(taken.dropped)
         self._bad_here.extend(d for d in taken.dropped if d.bad)
         return taken.dropped
+
+    def _tell_the_others(self, where: str) -> None:
+        """They must not wait for this rank until the time-out; nor this one's error for ranks that do not come."""
+
+        def tell() -> None:
+            with contextlib.suppress(ExchangeError):
+                self._exchange.minimum(self._protocol.begin_round(exhausted=False, failed=True), where)
+
+        thread = threading.Thread(target=tell, daemon=True)
+        thread.start()
+        thread.join(TELL_SECONDS)
 
     def _emit(self, step: PlannedStep) -> None:
         group, totals = step.group, step.totals
@@ -197,8 +211,13 @@ class RankEpoch:
         return self._collate(samples, f"samples {', '.join(str(s.index) for s in group.samples)}")
 
     def _collate(self, samples: list[Any], what: str) -> Any:
+        config = self._job.config
+        name = f"{config.seed}:{self._epoch}:step {self._next_step}:{self._job.rank}"
+        # without workers the reader's thread draws from the same generators at the same time
+        numbers = seeded(name) if self._job.num_workers else contextlib.nullcontext()
         try:
-            return self._job.collate_fn(samples)
+            with numbers:
+                return self._job.collate_fn(samples)
         except Exception as error:
             raise CollateError(f"the collate function failed on {what}: {type(error).__name__}: {error}") from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -74,11 +74,15 @@ class GlooExchange:
             trainers pause together, for an evaluation say, one rank may wait here for as long as that takes. A trainer
             that waits for data raises (`Session.next`), which ends this process too.
 
+        on_lost: called once another rank is lost, before the connections are closed: a process that was forked off here
+            has them open too, so that the others would not notice.
+
     Raises:
         ExchangeError: a rank did not come, or died.
     """
 
-    def __init__(self, rendezvous: Rendezvous, timeout: float) -> None:
+    def __init__(self, rendezvous: Rendezvous, timeout: float, on_lost: Callable[[], None] = lambda: None) -> None:
+        self._on_lost = on_lost
         self.rank = rendezvous.rank
         self.world_size = rendezvous.world_size
         self.count = 0
@@ -86,15 +90,23 @@ class GlooExchange:
         limit = timedelta(seconds=timeout)
         try:
             self._store = dist.TCPStore(rendezvous.host, rendezvous.port, None, is_master=False, timeout=limit)
+            self._store.set(f"here{self.rank}", "1")
             self._group: Any = dist.ProcessGroupGloo(
                 dist.PrefixStore("odb", self._store), self.rank, self.world_size, limit
             )
         except (RuntimeError, ValueError) as error:
             raise ExchangeError(
                 f"rank {self.rank} of {self.world_size} could not meet the others at {rendezvous.host}:"
-                f"{rendezvous.port} within {timeout:g} s; check that all ranks started and reach that address "
-                f"(GLOO_SOCKET_IFNAME picks the network interface): {_first_line(error)}"
+                f"{rendezvous.port} within {timeout:g} s{self._who_is_missing()}; check that all ranks started and "
+                f"reach that address (GLOO_SOCKET_IFNAME picks the network interface): {_first_line(error)}"
             ) from error
+
+    def _who_is_missing(self) -> str:
+        missing: list[int] = []
+        if hasattr(self, "_store") and self.world_size <= MOST_ASKED:
+            with contextlib.suppress(RuntimeError):
+                missing = [rank for rank in range(self.world_size) if not self._store.check([f"here{rank}"])]
+        return f" (rank {', '.join(map(str, missing))} did not come)" if missing else ""
 
     def minimum(self, values: Sequence[int], what: str) -> list[int]:
         return self._reduce(values, dist.ReduceOp.MIN, what)
@@ -146,6 +158,7 @@ class GlooExchange:
         try:
             yield
         except RuntimeError as error:
+            self._on_lost()
             self._group = None  # closes the connections: a rank that is no neighbour of the dead one notices it now
             raise ExchangeError(
                 f"rank {self.rank} of {self.world_size} lost the others in {what}: {self._who_is_gone()}; look for the "
@@ -153,7 +166,7 @@ class GlooExchange:
             ) from error
 
     def _who_is_gone(self) -> str:
-        """Which ranks do not answer any more: each that lost the others says so in the store, the dead one cannot."""
+        """Which ranks do not answer: each that lost the others says so in the store, the dead one cannot."""
         silent: list[int] = []
 
         def ask() -> None:
@@ -172,12 +185,15 @@ class GlooExchange:
             thread.join(ANSWER_SECONDS + 1.0)
         if not silent:
             return "another rank ended"
-        return f"{'rank' if len(silent) == 1 else 'ranks'} {', '.join(map(str, silent))} ended without a word"
+        if len(silent) == 1:
+            return f"rank {silent[0]} ended without a word"
+        # one that computes or collates cannot answer before its next exchange
+        return f"no answer from ranks {', '.join(map(str, silent))}, of which at least one ended"
 
 
-def connect(rendezvous: Rendezvous | None, timeout: float) -> Exchange:
-    """The exchange of this rank; `None` for a world of one."""
-    return LocalExchange() if rendezvous is None else GlooExchange(rendezvous, timeout)
+def connect(rendezvous: Rendezvous | None, timeout: float, on_lost: Callable[[], None] = lambda: None) -> Exchange:
+    """The exchange of this rank; `None` for a world of one. For `on_lost` see `GlooExchange`."""
+    return LocalExchange() if rendezvous is None else GlooExchange(rendezvous, timeout, on_lost)
 
 
 def try_gloo() -> object:

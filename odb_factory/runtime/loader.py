@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import IterableDataset
 
 from odb_factory.config import OdbConfig
 from odb_factory.runtime.epoch import CollateJob
@@ -17,7 +18,7 @@ from odb_factory.runtime.memory import default_window_bytes
 from odb_factory.runtime.messages import EpochEnd, Resumed, StepInfo
 from odb_factory.runtime.observe import Observe, observe_sample
 from odb_factory.runtime.rendezvous import Rendezvous, meet, resolve_world
-from odb_factory.runtime.session import Session
+from odb_factory.runtime.session import Session, interrupts_later
 from odb_factory.runtime.state import EpochProgress, Identity, StateError, pack, unpack
 
 
@@ -37,7 +38,8 @@ class OdbDataLoader:
         rank, world_size: this process's place; by default those of `torch.distributed`.
         rendezvous: where the collate processes meet; by default agreed through the default process group. Given
             explicitly it can be used once, since an early `break` makes a new meeting necessary.
-        num_workers: worker processes that read samples; 0 reads in a thread of the collate process.
+        num_workers: worker processes that read samples; 0 reads in a thread of the collate process, whose random
+            numbers are then repeatable only if `collate_fn` draws none.
         prefetch_factor: samples in flight for each worker.
         observe: `(index, sample) -> SampleMeta`; by default for mappings with `input_ids` and `labels`.
         pin_memory: page-lock the tensors of batches (only where CUDA is available).
@@ -63,14 +65,7 @@ class OdbDataLoader:
         pin_memory: bool = False,
         worker_init_fn: Callable[[int], None] | None = None,
     ) -> None:
-        if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-            raise TypeError(
-                f"OdbDataLoader needs a map-style data set with __len__ and __getitem__, got {type(dataset).__name__}."
-            )
-        if len(dataset) == 0:
-            raise ValueError("the data set is empty; there is nothing to batch.")
-        if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
-            raise ValueError(f"num_workers must be an integer of at least 0, got {num_workers!r}.")
+        _check_arguments(dataset, collate_fn, observe, num_workers, prefetch_factor)
         if rendezvous is not None:
             rank, world_size = rendezvous.rank, rendezvous.world_size
         self.dataset = dataset
@@ -95,7 +90,10 @@ class OdbDataLoader:
         )
         """Most bytes of samples in this rank's window; None: no bound, since the host does not say what it has."""
         self._epoch = 0
+        self.auto_commit = True
+        """A step counts as trained when it is handed out; False: when `commit` is called after it."""
         self._progress = EpochProgress(len(dataset), 0)
+        self._uncommitted: list[StepInfo] = []
         self._loaded: Resumed | None = None
         self._session: Session | None = None
         self._store: object | None = None
@@ -106,11 +104,23 @@ class OdbDataLoader:
         """The next iteration is this epoch (0-based); by default they are counted from 0."""
         self._epoch = epoch
 
+    def commit(self) -> None:
+        """The steps that were handed out are trained, as `state_dict` will say; for loops with `auto_commit` off.
+
+        Such as one that accumulates micro-batches: what was handed out for an update that is not done is lost with it.
+        """
+        for info in self._uncommitted:
+            if info.last:
+                self._progress = EpochProgress(len(self.dataset), info.epoch + 1)
+            else:
+                self._progress.record(info)
+        self._uncommitted.clear()
+
     def state_dict(self) -> dict[str, Any]:
         """Which samples of the current epoch are done: those of the steps that were handed out, and those dropped.
 
         Collective over the default process group: with several ranks, each must call it, after the same step; each
-        gets the whole state. Plain values, fit for JSON. With micro-batches accumulated, call it after an update.
+        gets the whole state. Plain values, fit for JSON. With micro-batches accumulated, see `commit`.
 
         Raises:
             StateError: there are several ranks and no default process group.
@@ -130,6 +140,7 @@ class OdbDataLoader:
         self._refuse_if_iterating()
         self._epoch, self._loaded = unpack(state, self._identity())
         self._progress = EpochProgress(len(self.dataset), self._epoch, self._loaded)
+        self._uncommitted.clear()
 
     def _identity(self) -> Identity:
         fingerprint = getattr(self.dataset, "fingerprint", None)
@@ -142,13 +153,15 @@ class OdbDataLoader:
 
     def _begin(self, epoch: int) -> Resumed | None:
         """What was done of `epoch` before, as the state that was loaded says."""
-        loaded, self._loaded = self._loaded, None
+        loaded = self._loaded
         if loaded is not None and self._progress.epoch != epoch:
             raise StateError(
                 f"the state that was loaded is of epoch {self._progress.epoch}, but set_epoch asked for {epoch}; "
                 "iterate that epoch first."
             )
+        self._loaded = None
         self._progress = EpochProgress(len(self.dataset), epoch, loaded)
+        self._uncommitted.clear()
         return loaded
 
     def __iter__(self) -> Iterator[tuple[Any, StepInfo]]:
@@ -168,7 +181,7 @@ class OdbDataLoader:
         try:
             resumed = self._begin(epoch)
             self._epoch = epoch + 1
-            session = self._session = self._session or self._start()
+            session = self._session or self._start()
             session.start_epoch(epoch, resumed)
             while not finished:
                 item = session.next()
@@ -178,11 +191,13 @@ class OdbDataLoader:
                     assert isinstance(end, EpochEnd)
                     self.epoch_ends.append(end)
                     self._iterating, finished = False, True
-                    self._progress = EpochProgress(len(self.dataset), epoch + 1)
-                else:
-                    self._progress.record(item[1])
                 if not isinstance(item, EpochEnd):
+                    self._uncommitted.append(item[1])
+                    if self.auto_commit:
+                        self.commit()
                     yield item
+                elif self.auto_commit:  # an epoch that ends without a step
+                    self._progress = EpochProgress(len(self.dataset), epoch + 1)
         finally:
             if not finished:
                 self._iterating = False
@@ -202,13 +217,10 @@ class OdbDataLoader:
             window_bytes=self.window_bytes,
             parent=os.getpid(),
         )
-        session = Session(job, pin_memory=self._pin_memory)
-        try:
-            if self.world_size > 1:
-                session.meet(self._agree())
-        except BaseException:
-            session.close()
-            raise
+        with interrupts_later():
+            session = self._session = Session(job, pin_memory=self._pin_memory)
+        if self.world_size > 1:
+            session.meet(self._agree())
         return session
 
     def _agree(self) -> Rendezvous:
@@ -242,3 +254,21 @@ class OdbDataLoader:
     def __del__(self) -> None:
         if getattr(self, "_session", None) is not None:
             self.close()
+
+
+def _check_arguments(dataset: Any, collate_fn: Any, observe: Any, num_workers: Any, prefetch_factor: Any) -> None:
+    map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if not map_style or isinstance(dataset, IterableDataset):
+        raise TypeError(
+            f"OdbDataLoader needs a map-style data set with __len__ and __getitem__, got {type(dataset).__name__}."
+        )
+    if len(dataset) == 0:
+        raise ValueError("the data set is empty; there is nothing to batch.")
+    for name, function in (("collate_fn", collate_fn), ("observe", observe)):
+        if not callable(function):
+            raise TypeError(f"{name} must be a function, got {function!r}.")
+    if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
+        raise ValueError(f"num_workers must be an integer of at least 0, got {num_workers!r}.")
+    whole = isinstance(prefetch_factor, int) and not isinstance(prefetch_factor, bool)
+    if prefetch_factor is not None and not (whole and prefetch_factor > 0):
+        raise ValueError(f"prefetch_factor must be a positive integer, or None, got {prefetch_factor!r}.")

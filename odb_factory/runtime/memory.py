@@ -14,17 +14,40 @@ _LEAST = 64 * 2**20
 
 
 def available_memory() -> int | None:
-    """Bytes that new processes may take on this host, within the limit of the control group; None: unknown."""
+    """Bytes that new processes may take on this host, within the limits of the control group; None: unknown."""
     found = []
     with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as file:
         found += [int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:")]
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        with contextlib.suppress(OSError, ValueError):  # version 2 says "max" where there is no limit
-            found.append(max(0, int(Path(limit).read_text()) - int(Path(used).read_text())))
+    for directory in _control_groups():
+        for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            with contextlib.suppress(OSError, ValueError):  # version 2 says "max" where there is no limit
+                free = int((directory / limit).read_text()) - int((directory / usage).read_text())
+                found.append(max(0, free + _page_cache(directory)))
     return min(found, default=None)
+
+
+def _control_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[Path]:
+    """The directories of this process's control group and of those above it, in versions 1 and 2."""
+    directories = [root, root / "memory"]
+    with contextlib.suppress(OSError, ValueError):
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            top = root / "memory" if controllers else root
+            place = top / path.lstrip("/")
+            while place != top and top in place.parents:
+                directories.append(place)
+                place = place.parent
+    return directories
+
+
+def _page_cache(directory: Path) -> int:
+    """Bytes of files that a control group holds in memory: counted as used, but given up when they are needed."""
+    with contextlib.suppress(OSError, ValueError):
+        fields = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
+        return int(fields.get("active_file", 0)) + int(fields.get("inactive_file", 0))
+    return 0
 
 
 def default_window_bytes(world_size: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -52,6 +53,8 @@ class ObservedDataset(Dataset[Held | Dropped | Failed]):
     """
 
     def __init__(self, dataset: Any, observe: Observe, config: OdbConfig) -> None:
+        self.lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        """Where samples are read in a thread of the collate process: for that data set, and for random numbers."""
         self.seed = config.seed
         self.dataset = dataset
         self.observe = observe
@@ -61,7 +64,10 @@ class ObservedDataset(Dataset[Held | Dropped | Failed]):
 
     def __getitem__(self, key: tuple[int, int]) -> Held | Dropped | Failed:
         epoch, index = key
-        _seed_all(f"{self.seed}:{epoch}:{index}")
+        with self.lock, seeded(f"{self.seed}:{epoch}:{index}"):
+            return self._read(index)
+
+    def _read(self, index: int) -> Held | Dropped | Failed:
         try:
             sample = self.dataset[index]
             meta = self.observe(index, sample)
@@ -102,12 +108,21 @@ class ObservedDataset(Dataset[Held | Dropped | Failed]):
         )
 
 
-def _seed_all(name: str) -> None:
-    """Seed Python's, numpy's and torch's CPU generators."""
+@contextlib.contextmanager
+def seeded(name: str) -> Iterator[None]:
+    """Python's, numpy's and torch's CPU generators are seeded by `name`, and afterwards go on as before."""
+    generator = torch.default_generator  # torch.manual_seed would look for accelerators each time
+    states = random.getstate(), np.random.get_state(), generator.get_state()
     seed = zlib.crc32(name.encode())
     random.seed(seed)
     np.random.seed(seed)
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would look for accelerators each time
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        generator.set_state(states[2])
 
 
 def _describe(error: BaseException) -> str:
@@ -170,6 +185,8 @@ class Taken:
     samples: tuple[Held, ...]
     dropped: tuple[Dropped, ...]
     """Samples dropped between those taken before and the next one to come."""
+    short: bool
+    """There are fewer than asked for since their bytes are too many."""
 
 
 class Reader:
@@ -201,6 +218,8 @@ class Reader:
         window_bytes: int | None = None,
     ) -> None:
         self.observed = ObservedDataset(dataset, observe, config)
+        if num_workers == 0:
+            self.observed.lock = threading.RLock()
         self._pending = _Pending()
         self._loader: DataLoader[Any] = DataLoader(
             self.observed,
@@ -262,6 +281,7 @@ class Reader:
             self._changed.wait_for(lambda: self._is_idle() or self._known_ahead() > count or self._is_full(needed))
             if self._error is not None and self._known_ahead() <= count:  # at the same sample whatever the timing
                 raise self._error
+            short = self._ready_samples < count and self._in_hand is not None and not self._fits(self._in_hand)
             samples: list[Held] = []
             dropped: list[Dropped] = []
             while self._ready and (len(samples) < count or isinstance(self._ready[0], Dropped)):
@@ -271,7 +291,7 @@ class Reader:
                 else:
                     samples.append(item)
             self._ready_samples -= len(samples)
-            return Taken(tuple(samples), tuple(dropped))
+            return Taken(tuple(samples), tuple(dropped), short)
 
     def _known_ahead(self) -> int:
         return self._ready_samples + (self._in_hand is not None)
@@ -356,5 +376,7 @@ class Reader:
     def _has_room(self, nbytes: int) -> bool:
         if self._outstanding == 0 or self._forced:
             return True
-        full = self._byte_limit is not None and self._outstanding_bytes + nbytes > self._byte_limit
-        return self._outstanding < self._limit and not full
+        return self._outstanding < self._limit and self._fits(nbytes)
+
+    def _fits(self, nbytes: int) -> bool:
+        return self._byte_limit is None or self._outstanding_bytes + nbytes <= self._byte_limit

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+import time
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from odb_factory.runtime.errors import ExchangeError
@@ -86,12 +90,47 @@ def meet(rank: int, world_size: int, timeout: float, port: int = 0) -> tuple[Ren
             place = (_own_address(), store.port, "")
         except ExchangeError as error:
             place = ("", 0, str(error))
-    shared = [place]
-    dist.broadcast_object_list(shared, src=0)
-    host, port, failure = shared[0]
+    host, port, failure = _broadcast(place, rank, world_size, timeout)
     if failure:
         raise ExchangeError(failure)
     return Rendezvous(host=host, port=port, rank=rank, world_size=world_size), store
+
+
+def _broadcast(place: tuple[str, int, str], rank: int, world_size: int, timeout: float) -> tuple[str, int, str]:
+    """Rank 0's `place`, on every rank.
+
+    In a thread: the trainers' own group waits as long as *its* time-out says, and does not heed Ctrl-C meanwhile.
+    """
+    shared: list[Any] = [place]
+    errors: list[BaseException] = []
+    device = torch.cuda.current_device() if torch.cuda.is_available() else None
+
+    def broadcast() -> None:
+        try:
+            if device is not None:
+                torch.cuda.set_device(device)
+            dist.broadcast_object_list(shared, src=0)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=broadcast, name="odb-meet", daemon=True)
+    thread.start()
+    end = time.monotonic() + timeout
+    while thread.is_alive() and time.monotonic() < end:
+        thread.join(0.1)
+    where = f"rank {rank} of {world_size} could not meet the others through torch.distributed"
+    if thread.is_alive():
+        raise ExchangeError(
+            f"{where} within {timeout:g} s (odb_timeout): a rank did not start its loader; look for the rank that says "
+            "otherwise."
+        )
+    if errors:
+        raise ExchangeError(
+            f"{where}: another rank ended before it started its loader; look for the first error among the ranks: "
+            f"{str(errors[0]).splitlines()[0]}"
+        ) from errors[0]
+    result: tuple[str, int, str] = shared[0]
+    return result
 
 
 def _own_address() -> str:

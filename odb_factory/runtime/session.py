@@ -11,7 +11,9 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from multiprocessing.util import Finalize
+from types import FrameType
 from typing import Any
 
 import torch
@@ -68,15 +70,39 @@ def _launch(job: CollateJob) -> tuple[socket.socket, multiprocessing.process.Bas
             if not forked or _wait_readable(sock, seconds):
                 return sock, process
         except BaseException:
-            sock.close()  # the process, if there is one, sees that and ends
+            sock.close()
+            _end(process)
             raise
-        process.kill()
-        process.join()
         sock.close()
+        _end(process)
     raise CollateError(
         f"rank {job.rank}: {len(UP_SECONDS)} collate processes in a row were forked and did not come up within "
         f"{', '.join(f'{seconds:g}' for seconds in UP_SECONDS)} s; in a loop of your own, set start_method: spawn."
     )
+
+
+def _end(process: multiprocessing.process.BaseProcess) -> None:
+    """Kill a process that may or may not have been started."""
+    if process.pid is not None:
+        process.kill()
+        process.join()
+
+
+@contextlib.contextmanager
+def interrupts_later() -> Iterator[None]:
+    """Ctrl-C takes effect when this is over: between the start of a process and the moment when it has an owner."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    caught: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if caught:
+            handler(*caught[0])
 
 
 def _wait_readable(sock: socket.socket, seconds: float) -> bool:
@@ -87,7 +113,7 @@ def _wait_readable(sock: socket.socket, seconds: float) -> bool:
 
 
 class Session:
-    """One running collate process and the thread that receives from it.
+    """One running collate process and the thread that receives from it; to be made under `interrupts_later`.
 
     Args:
         job: what the process does.
@@ -107,7 +133,12 @@ class Session:
         self._heard = time.monotonic()
         self._sock, self.process = _launch(job)
         self._thread = threading.Thread(target=self._receive, name="odb-receive", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # no more threads
+            self._sock.close()
+            _end(self.process)
+            raise
         # multiprocessing would wait for ever at exit for a collate process that nobody closed
         self._at_exit = Finalize(None, self.close, exitpriority=10)
 

@@ -33,8 +33,8 @@ class OdbCallback(TrainerCallback):
         self._progress = progress
         self._announcement = announcement
         self._bars = bars
-        self.on_epoch_over: Callable[[], None] = lambda: None
-        """Called on every rank when the last update of an epoch is done, before anything is saved."""
+        self.on_update: Callable[[], None] = lambda: None
+        """Called on every rank when an update is done, before anything is saved."""
         self.on_total: list[Callable[[int], None]] = []
         """Called with the number of updates of the run whenever its estimate changes."""
 
@@ -45,11 +45,11 @@ class OdbCallback(TrainerCallback):
             logger.info(self._announcement)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.on_update()
         progress = self._progress()
         state.epoch = progress.epoch
         if progress.epoch_over:
             control.should_epoch_stop = True
-            self.on_epoch_over()
         if args.max_steps <= 0:
             self._show_total(args, state, state.global_step if progress.finished else progress.estimated_updates())
 

@@ -68,8 +68,9 @@ def check_arguments(args: Any, config: OdbConfig, accelerator: Any) -> None:
         ),
         *contradictions(args),
         (
-            config.idle == "skip" and args.world_size > 1,
-            "odb_idle: skip is for own training loops with DDP Join; a Trainer on several ranks needs filler.",
+            config.idle == "skip" and (args.world_size > 1 or args.gradient_accumulation_steps > 1),
+            "odb_idle: skip is for own training loops with DDP Join; a Trainer on several ranks, or one that "
+            "accumulates gradients, needs filler.",
         ),
         (
             _model_parallel(accelerator),

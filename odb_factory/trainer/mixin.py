@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
 from odb_factory.config import OdbConfig
@@ -22,21 +20,16 @@ from odb_factory.trainer.callback import OdbCallback
 from odb_factory.trainer.checks import check_arguments, needs_steps, schedule_kind
 from odb_factory.trainer.micro import MicroBatch, to_device, zero_loss
 from odb_factory.trainer.progress import SampleProgress
-from odb_factory.trainer.record import RunRecord
-from odb_factory.trainer.report import Audit
-from odb_factory.trainer.resume import load_state, save_state
+from odb_factory.trainer.resumable import ResumableMixin
 from odb_factory.trainer.schedule import BY_SAMPLES, Position, follow
 
 logger = logging.get_logger("transformers.odb_factory")
-
-_Base: Any = object
-"""The mixin's base for type checkers: all that it calls is found in `Trainer`, later in the order of resolution."""
 
 _UNKNOWN_STEPS = 1 << 40
 """Stands for the number of updates of an epoch, which nobody knows before its end."""
 
 
-class OdbTrainerMixin(_Base):
+class OdbTrainerMixin(ResumableMixin):
     """Put before `transformers.Trainer` in a class's bases: `class MyTrainer(OdbTrainerMixin, Trainer)`.
 
     `train_dataset` is a map-style data set of processed samples, `data_collator` makes a batch of a list of them. An
@@ -76,16 +69,17 @@ class OdbTrainerMixin(_Base):
         self.odb_progress = SampleProgress(dataset_size=1, epochs=1, first_guess=1)
         self.odb_summary: dict[str, Any] = {}
         """Totals of the last run, as in `odb_summary.json`."""
-        self._odb_loader: OdbDataLoader | None = None
-        self._odb_record: RunRecord | None = None
-        self._odb_pending: deque[MicroBatch] = deque()
+        self._odb_loader = None
+        self._odb_record = None
+        self._odb_pending = deque()
+        self._odb_trained = []
         self._odb_current: MicroBatch | None = None
-        self._odb_position: Position | None = None
-        self._odb_resumed: dict[str, Any] | None = None
+        self._odb_position = None
+        self._odb_nothing_left = False
         self.odb_callback = OdbCallback(
             lambda: self.odb_progress, lambda: self.callback_handler.callbacks, self._odb_announcement()
         )
-        self.odb_callback.on_epoch_over = self._odb_close_epoch
+        self.odb_callback.on_update = self._odb_commit
         self.callback_handler.callbacks.insert(0, self.odb_callback)
 
     def _odb_announcement(self) -> str:
@@ -115,6 +109,7 @@ class OdbTrainerMixin(_Base):
             observe=self._odb_observe,
             pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
         )
+        self._odb_loader.auto_commit = False
         return self._odb_loader
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> tuple[Any, ...]:
@@ -146,8 +141,11 @@ class OdbTrainerMixin(_Base):
                 break
             batches.append(to_device(step[0], device))
             infos.append(step[1])
-        if not infos:
+        if not infos and not self.odb_progress.in_epoch:
             raise OdbError(self._no_samples())
+        if not infos:  # a run that was resumed, and all that was left of the epoch was dropped
+            self.control.should_epoch_stop = self._odb_nothing_left = True
+            return [], None
         loss_tokens = sum(info.global_loss_tokens for info in infos)
         self._odb_pending.extend(MicroBatch(info, loss_tokens) for info in infos)
         self.odb_progress.advance(infos)
@@ -180,20 +178,30 @@ class OdbTrainerMixin(_Base):
         assert self._odb_record is not None
         self._odb_record.open_epoch()
         super()._run_epoch(**kwargs)
-        self._odb_record.close_epoch(None)  # of an epoch that max_steps ended
+        if self._odb_nothing_left:  # Trainer then takes the run to be over
+            self.control.should_training_stop = self._odb_nothing_left = False
+        self._odb_record.close_epoch(None)  # of an epoch that max_steps or a callback ended
+        if not (self.odb_progress.epoch_over or self.control.should_training_stop):
+            self.odb_progress.cut_epoch()
 
-    def _odb_close_epoch(self) -> None:
+    def _odb_commit(self) -> None:
+        """An update is done: what it was made of counts as trained from now on."""
         assert self._odb_record is not None
         assert self._odb_loader is not None
-        self._odb_record.close_epoch(self._odb_loader.epoch_ends[-1])
+        for info in self._odb_trained:
+            self._odb_record.audit.record(info, self.odb_progress.updates)
+        self._odb_trained.clear()
+        self._odb_loader.commit()
+        self._odb_progress_saved = self.odb_progress.state()
+        if self.odb_progress.epoch_over:
+            self._odb_record.close_epoch(self._odb_loader.epoch_ends[-1])
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """One micro-batch; see Trainer."""
         self._odb_current = self._odb_pending.popleft()
         try:
             loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
-            if self._odb_record is not None:
-                self._odb_record.audit.record(self._odb_current.info, self.odb_progress.updates)
+            self._odb_trained.append(self._odb_current.info)
         finally:
             self._odb_last_info, self._odb_current = self._odb_current.info, None
         return loss
@@ -232,7 +240,7 @@ class OdbTrainerMixin(_Base):
         if self.lr_scheduler is not None:
             raise ValueError(
                 "odb: a learning rate schedule from the DeepSpeed configuration counts steps, whose number is not "
-                "known; remove `scheduler` from it and set lr_scheduler_type."
+                "known; remove `scheduler` and `optimizer` from it and set lr_scheduler_type and optim."
             )
         unknown, sentence = needs_steps(self.args)
         if unknown:
@@ -245,89 +253,7 @@ class OdbTrainerMixin(_Base):
             follow(scheduler, self._odb_position)
         return scheduler
 
-    # -- the run
-
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """See Trainer. The loader's processes end with the run, however it ends.
-
-        Raises:
-            ValueError, StateError: `resume_from_checkpoint` names a checkpoint that was saved without ODB, or of a run
-                with another data set, seed or order.
-        """
-        resume = args[0] if args else kwargs.get("resume_from_checkpoint")
-        if isinstance(resume, str):
-            load_state(resume)  # better now than after the model was loaded
-        try:
-            return super().train(*args, **kwargs)
-        finally:
-            if self._odb_loader is not None:
-                self._odb_loader.close()
-            if self._odb_record is not None:
-                self._odb_record.audit.close()
-
-    def _init_training_state(
-        self, max_steps: int, per_epoch: int, epochs: int, resume_from_checkpoint: Any, trial: Any
-    ) -> tuple[int, int]:
-        """As in Trainer; a run that is resumed goes on with the samples that are left, not with a number of steps."""
-        result: tuple[int, int] = super()._init_training_state(
-            max_steps, per_epoch, epochs, resume_from_checkpoint, trial
-        )
-        self._odb_resumed = None
-        if resume_from_checkpoint is None:
-            return result
-        if self.args.ignore_data_skip:
-            raise ValueError("odb: ignore_data_skip would train on samples twice in an epoch; remove it.")
-        assert self._odb_loader is not None
-        saved = self._odb_resumed = load_state(resume_from_checkpoint)
-        self._odb_loader.load_state_dict(saved["loader"])
-        self.odb_progress.restore(saved["progress"])
-        if 0 < self.args.max_steps <= self.state.global_step:
-            return epochs, 0
-        logger.info(
-            f"Online Dynamic Batching: {saved['progress']['in_epoch']:,} of {self.odb_progress.dataset_size:,} samples "
-            f"of epoch {saved['loader']['epoch'] + 1} are done; they are left out without being read."
-        )
-        return saved["loader"]["epoch"], 0
-
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
-        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        saved = self._odb_resumed
-        audit = Audit(
-            self.args.output_dir,
-            rank=self.args.process_index,
-            world_size=self.args.world_size,
-            dataset_size=self.odb_progress.dataset_size,
-            token_budget=self.odb_config.token_budget,
-            write_steps=self._odb_write_steps,
-            keep_updates=saved["progress"]["updates"] if saved else 0,
-        )
-        self._odb_record = RunRecord(audit, world_size=self.args.world_size, device=self.args.device)
-        self._odb_emitted_before = self.odb_progress.emitted
-        if saved is not None:
-            audit.restore(saved["audit"])
-            if self._odb_position is not None:
-                self._odb_position.handled_in_warmup = saved["handled_in_warmup"]
-        return prepared
-
-    def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
-        # On several CPU ranks Trainer loads to `cpu:0`, which torch does not know as a place to load to.
-        if checkpoint is not None and self.args.device.type == "cpu":
-            self.args.__dict__["_setup_devices"] = torch.device("cpu")
-        super()._load_optimizer_and_scheduler(checkpoint)
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """As in Trainer, and beside it which samples are done. That first: a checkpoint is complete with Trainer's."""
-        if self._odb_record is not None and self._odb_loader is not None:
-            state = {
-                "loader": self._odb_loader.state_dict(),
-                "progress": self.odb_progress.state(),
-                "audit": self._odb_record.state(),
-                "handled_in_warmup": self._odb_position.handled_in_warmup if self._odb_position else 0,
-            }
-            if self.args.should_save:
-                folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-                save_state(Path(self._get_output_dir(trial=trial)) / folder, state)
-        super()._save_checkpoint(model, trial)
+    # -- the end
 
     def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> Any:
         if self.args.max_steps <= 0:

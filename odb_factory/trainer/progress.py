@@ -44,6 +44,11 @@ class SampleProgress:
         return self.handled / self.dataset_size
 
     @property
+    def in_epoch(self) -> int:
+        """Samples of the current epoch that were emitted or dropped."""
+        return self._in_epoch
+
+    @property
     def finished(self) -> bool:
         """All epochs asked for are done."""
         return self.handled >= self.total
@@ -58,6 +63,12 @@ class SampleProgress:
             self._epochs_done += 1
             self._in_epoch = 0
         self.handled = self._epochs_done * self.dataset_size + self._in_epoch
+
+    def cut_epoch(self) -> None:
+        """The epoch is over before its end, as a callback asked for; it counts as a whole."""
+        self._epochs_done += 1
+        self._in_epoch = 0
+        self.handled = self._epochs_done * self.dataset_size
 
     def state(self) -> dict[str, int]:
         """What `restore` needs, fit for JSON."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from accelerate.utils import gather_object
 
 from odb_factory.core.sample import Dropped
 from odb_factory.runtime.messages import EpochEnd
-from odb_factory.trainer.report import COUNTED_BY_RANK, MOST_NAMED, Audit, write_summary
+from odb_factory.trainer.report import MOST_NAMED, Audit, write_summary
 
 
 class RunRecord:
@@ -51,11 +52,17 @@ class RunRecord:
         self.audit.close_epoch(counts)
 
     def state(self) -> dict[str, Any]:
-        """What `Audit.restore` needs."""
-        return self.audit.state(self._counts(), *self._gathered())
+        """What `restore` needs."""
+        return {**self.audit.state(self._counts(), *self._gathered()), "open": self._open}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was saved."""
+        self.audit.restore(state)
+        self._open = state["open"]
 
     def finish(self, write: bool) -> dict[str, Any]:
         """The summary of the run, written by the ranks that `write`."""
+        self.close_epoch(None)  # one that was resumed, with nothing left to do
         summary = self.audit.summary(*self._gathered())
         if write:
             write_summary(self.audit.directory, summary)
@@ -70,8 +77,8 @@ class RunRecord:
         return summed
 
     def _gathered(self) -> tuple[dict[str, int], list[Dropped]]:
-        """The counts of single ranks, summed, and what all of them dropped."""
-        local = gather_object([dict(self.audit.local)])
-        return {key: sum(c.get(key, 0) for c in local) for key in COUNTED_BY_RANK}, gather_object(
-            list(self.audit.dropped)
-        )
+        """The counts of single ranks, summed, and what they dropped: the first ones of each, in all `MOST_NAMED`."""
+        local: Counter[str] = Counter()
+        for counts in gather_object([dict(self.audit.local)]):
+            local.update(counts)
+        return dict(local), gather_object(list(self.audit.dropped.values()))

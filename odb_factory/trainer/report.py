@@ -19,11 +19,11 @@ from odb_factory.runtime.state import pack_bits, unpack_bits
 SUMMARY_NAME = "odb_summary.json"
 
 
-COUNTED_BY_RANK = ("fillers", "without_loss_tokens", "overlong", "short_windows")
-"""Counts that each rank has for itself, and that are summed for the summary."""
-
 MOST_NAMED = 1000
-"""How many samples that an epoch left out are named in the summary."""
+"""How many dropped samples, and how many that an epoch left out, are named in the summary; all are counted."""
+
+_DROPPED = "dropped: "
+"""Begins the names of counts of dropped samples, by reason."""
 
 
 def audit_name(rank: int | str) -> str:
@@ -96,7 +96,9 @@ class Audit:
         """Counts that are the same on every rank."""
         self.local: Counter[str] = Counter()
         """Counts of this rank alone."""
-        self.dropped: list[Dropped] = []
+        self.dropped: dict[tuple[int, str], Dropped] = {}
+        """Samples that this rank dropped, by index and reason; the first ones, its part of `MOST_NAMED`."""
+        self._most_dropped = max(10, MOST_NAMED // world_size)
         self.left: list[int] = []
         """Indices that the last epoch left out (non-join mode), at most `MOST_NAMED`."""
         self._ever = np.zeros(dataset_size, dtype=bool)
@@ -150,7 +152,11 @@ class Audit:
 
     def add_dropped(self, dropped: tuple[Dropped, ...]) -> None:
         """Samples that were dropped on this rank."""
-        self.dropped.extend(dropped)
+        for d in dropped:
+            self.local[_DROPPED + d.reason] += 1
+            self.local["bad"] += d.bad
+            if len(self.dropped) < self._most_dropped:
+                self.dropped.setdefault((d.index, d.reason), d)
 
     def close_epoch(self, counts: np.ndarray) -> None:
         """An epoch is over. `counts` (dataset_size,) says how often all ranks together emitted each index in it."""
@@ -179,12 +185,13 @@ class Audit:
         self._ever = unpack_bits(state["ever"], len(self._ever))
         if self._rank == 0:
             self.local.update(state["local"])
-            self.dropped.extend(Dropped(*fields) for fields in state["dropped"])
+            self.dropped.update({(fields[0], fields[1]): Dropped(*fields) for fields in state["dropped"]})
             self.counts += unpack_bits(state["emitted"], len(self.counts))
 
     def summary(self, local: dict[str, int], dropped: list[Dropped]) -> dict[str, Any]:
         """The content of `odb_summary.json`, out of all ranks' summed `local` counts and all their dropped samples."""
-        reasons = Counter(d.reason for d in dropped)
+        count = Counter(local)
+        named = sorted({(d.index, d.reason): d for d in dropped}.values(), key=lambda d: (d.index, d.reason))
         return {
             "epochs": self.totals["epochs"],
             "samples": self.totals["samples"],
@@ -192,18 +199,17 @@ class Audit:
             "repeated": self.totals["repeated"],
             "left": self.totals["left"],
             "left_samples": self.left,
-            "dropped": dict(sorted(reasons.items())),
+            "dropped": {key.removeprefix(_DROPPED): count[key] for key in sorted(count) if key.startswith(_DROPPED)},
+            "bad": count["bad"],
             "dropped_samples": [
-                {"index": d.index, "reason": d.reason, "detail": d.detail, "bad": d.bad}
-                for d in sorted(set(dropped), key=lambda d: (d.index, d.reason))
+                {"index": d.index, "reason": d.reason, "detail": d.detail, "bad": d.bad} for d in named[:MOST_NAMED]
             ],
-            "bad": sum(d.bad for d in dropped),
             "steps": self.totals["steps"],
             "rounds": self.totals["rounds"],
-            "fillers": local["fillers"],
-            "without_loss_tokens": local["without_loss_tokens"],
-            "overlong": local["overlong"],
-            "short_windows": local["short_windows"],
+            "fillers": count["fillers"],
+            "without_loss_tokens": count["without_loss_tokens"],
+            "overlong": count["overlong"],
+            "short_windows": count["short_windows"],
             "tokens": self.totals["tokens"],
             "loss_tokens": self.totals["loss_tokens"],
             "padded_tokens": self.totals["padded_tokens"],

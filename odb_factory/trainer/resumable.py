@@ -1,0 +1,135 @@
+"""The start and the checkpoints of a run: what is saved of the samples, and how a run goes on with the rest."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import logging
+
+from odb_factory.config import OdbConfig
+from odb_factory.runtime.loader import OdbDataLoader
+from odb_factory.runtime.messages import StepInfo
+from odb_factory.trainer.micro import MicroBatch
+from odb_factory.trainer.progress import SampleProgress
+from odb_factory.trainer.record import RunRecord
+from odb_factory.trainer.report import Audit
+from odb_factory.trainer.resume import load_state, save_state
+from odb_factory.trainer.schedule import Position
+
+logger = logging.get_logger("transformers.odb_factory")
+
+_Base: Any = object
+"""The mixin's base for type checkers: all that it calls is found in `Trainer`, later in the order of resolution."""
+
+
+class ResumableMixin(_Base):
+    """Part of `OdbTrainerMixin`: opens the audit, saves which samples are done, and restores it."""
+
+    odb_config: OdbConfig
+    odb_progress: SampleProgress
+    _odb_loader: OdbDataLoader | None
+    _odb_record: RunRecord | None
+    _odb_position: Position | None
+    _odb_pending: deque[MicroBatch]
+    _odb_trained: list[StepInfo]
+    _odb_write_steps: bool
+    _odb_resumed: dict[str, Any] | None
+    """The state that the run goes on from."""
+    _odb_emitted_before: int
+    """Samples that were emitted before this process began."""
+    _odb_progress_saved: dict[str, int]
+    """The progress after the last update that is done."""
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """See Trainer. The loader's processes end with the run, however it ends.
+
+        Raises:
+            ValueError, StateError: `resume_from_checkpoint` names a checkpoint that was saved without ODB, or of a run
+                with another data set, seed or order.
+        """
+        resume = args[0] if args else kwargs.get("resume_from_checkpoint")
+        if isinstance(resume, str):
+            load_state(resume)  # better now than after the model was loaded
+        self._odb_pending.clear()  # of a run that ended in the middle of an update
+        self._odb_trained.clear()
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            if self._odb_loader is not None:
+                self._odb_loader.close()
+            if self._odb_record is not None:
+                self._odb_record.audit.close()
+
+    def _init_training_state(
+        self, max_steps: int, per_epoch: int, epochs: int, resume_from_checkpoint: Any, trial: Any
+    ) -> tuple[int, int]:
+        """As in Trainer; a run that is resumed goes on with the samples that are left, not with a number of steps."""
+        result: tuple[int, int] = super()._init_training_state(
+            max_steps, per_epoch, epochs, resume_from_checkpoint, trial
+        )
+        self._odb_resumed = None
+        if resume_from_checkpoint is None:
+            return result
+        if self.args.ignore_data_skip:
+            raise ValueError("odb: ignore_data_skip would train on samples twice in an epoch; remove it.")
+        assert self._odb_loader is not None
+        saved = self._odb_resumed = load_state(resume_from_checkpoint)
+        self._odb_loader.load_state_dict(saved["loader"])
+        progress = self.odb_progress
+        progress.restore(saved["progress"])
+        steps = self.args.max_steps
+        if 0 < steps <= self.state.global_step or (steps <= 0 and progress.finished):
+            return epochs, 0  # nothing is left to do
+        logger.info(
+            f"Online Dynamic Batching: {progress.in_epoch:,} of {progress.dataset_size:,} samples of epoch "
+            f"{saved['loader']['epoch'] + 1} are done; they are left out without being read."
+        )
+        return saved["loader"]["epoch"], 0
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        saved, progress = self._odb_resumed, self.odb_progress
+        audit = Audit(
+            self.args.output_dir,
+            rank=self.args.process_index,
+            world_size=self.args.world_size,
+            dataset_size=progress.dataset_size,
+            token_budget=self.odb_config.token_budget,
+            write_steps=self._odb_write_steps,
+            keep_updates=progress.updates if saved else 0,
+        )
+        self._odb_record = RunRecord(audit, world_size=self.args.world_size, device=self.args.device)
+        self._odb_emitted_before = progress.emitted
+        self._odb_progress_saved = progress.state()
+        if saved is not None:
+            self._odb_record.restore(saved["audit"])
+            if self._odb_position is not None:
+                self._odb_position.handled_in_warmup = saved["handled_in_warmup"]
+        return prepared
+
+    def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
+        # On several CPU ranks Trainer loads to `cpu:0`, which torch does not know as a place to load to.
+        if checkpoint is not None and self.args.device.type == "cpu":
+            self.args.__dict__["_setup_devices"] = torch.device("cpu")
+        super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """As in Trainer, and beside it which samples are done. That first: a checkpoint is complete with Trainer's.
+
+        Of an update that is not done nothing counts: its samples are not in the weights that are saved.
+        """
+        if self._odb_record is not None and self._odb_loader is not None:
+            state = {
+                "loader": self._odb_loader.state_dict(),
+                "progress": self._odb_progress_saved,
+                "audit": self._odb_record.state(),
+                "handled_in_warmup": self._odb_position.handled_in_warmup if self._odb_position else 0,
+            }
+            if self.args.should_save:
+                folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+                save_state(Path(self._get_output_dir(trial=trial)) / folder, state)
+        super()._save_checkpoint(model, trial)
