@@ -11,12 +11,13 @@ WINDOW_SHARE = 0.25
 """Share of the host's available memory that the windows of all its ranks may take together."""
 
 _LEAST = 64 * 2**20
+_MEMINFO = "/proc/meminfo"
 
 
 def available_memory() -> int | None:
     """Bytes that new processes may take on this host, within the limits of the control group; None: unknown."""
     found = []
-    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as file:
+    with contextlib.suppress(OSError, ValueError), open(_MEMINFO) as file:
         found += [int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:")]
     for directory in _control_groups():
         for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):

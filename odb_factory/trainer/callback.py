@@ -21,14 +21,14 @@ class OdbCallback(TrainerCallback):
     Args:
         progress: returns the run's progress.
         bars: returns the handler's callbacks, to find progress bars among them.
-        announcement: logged by rank 0 when training begins.
+        announcement: gives what rank 0 logs when training begins.
     """
 
     def __init__(
         self,
         progress: Callable[[], SampleProgress],
         bars: Callable[[], list[TrainerCallback]],
-        announcement: str = "",
+        announcement: Callable[[], str] = str,
     ) -> None:
         self._progress = progress
         self._announcement = announcement
@@ -42,7 +42,7 @@ class OdbCallback(TrainerCallback):
         if args.max_steps <= 0:
             state.max_steps = self._progress().estimated_updates()
         if state.is_world_process_zero:
-            logger.info(self._announcement)
+            logger.info(self._announcement())
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.on_update()

@@ -77,17 +77,21 @@ class OdbTrainerMixin(ResumableMixin):
         self._odb_position = None
         self._odb_nothing_left = False
         self.odb_callback = OdbCallback(
-            lambda: self.odb_progress, lambda: self.callback_handler.callbacks, self._odb_announcement()
+            lambda: self.odb_progress, lambda: self.callback_handler.callbacks, self._odb_announcement
         )
         self.odb_callback.on_update = self._odb_commit
         self.callback_handler.callbacks.insert(0, self.odb_callback)
+
+    def _odb_window_bytes(self) -> str:
+        nbytes = self._odb_loader.window_bytes if self._odb_loader is not None else None
+        return f" or {nbytes >> 20:,} MB (odb_window_bytes)" if nbytes is not None else ""
 
     def _odb_announcement(self) -> str:
         config = self.odb_config
         return (
             f"Online Dynamic Batching: up to {config.token_budget:,} padded tokens a micro-batch, window of "
-            f"{config.depth} samples a rank, rule {config.alignment}, {self.args.world_size} rank(s). The number of "
-            "steps is an estimate until the end; batch size and step count above do not apply."
+            f"{config.depth} samples{self._odb_window_bytes()} a rank, rule {config.alignment}, {self.args.world_size} "
+            "rank(s). The number of steps is an estimate until the end; batch size and step count above do not apply."
         )
 
     # -- data
@@ -151,7 +155,7 @@ class OdbTrainerMixin(ResumableMixin):
         self.odb_progress.advance(infos)
         return batches, None
 
-    def _short_windows(self) -> str:
+    def _odb_short_windows(self) -> str:
         assert self._odb_loader is not None
         rounds = self.odb_summary["rounds"] * self.args.world_size
         return (
@@ -263,7 +267,7 @@ class OdbTrainerMixin(ResumableMixin):
         assert self._odb_record is not None
         self.odb_summary = self._odb_record.finish(write=self.is_world_process_zero())
         if self.odb_summary["short_windows"]:
-            logger.warning(self._short_windows())
+            logger.warning(self._odb_short_windows())
         output.metrics.update(
             odb_steps=self.odb_summary["steps"],
             odb_fillers=self.odb_summary["fillers"],

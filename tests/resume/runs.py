@@ -67,7 +67,7 @@ def _train(rank: int, world: int, stage: Stage, model_path: Path, output: Path, 
     import torch
 
     torch.set_num_threads(1)
-    trainer = _make_trainer(stage, model_path, output, world)
+    trainer = make_trainer(stage, model_path, output, world)
     trainer.add_callback(_stopper(stage, rank))
     rates: list[float] = []
     trainer.add_callback(_rates(rates))
@@ -90,7 +90,7 @@ def _seen(trainer: Any) -> dict[str, Any]:
     return {"epoch": state.epoch, "max_steps": state.max_steps, "tokens": state.num_input_tokens_seen}
 
 
-def _make_trainer(stage: Stage, model_path: Path, output: Path, world: int) -> Any:
+def make_trainer(stage: Stage, model_path: Path, output: Path, world: int) -> Any:
     from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
     from odb_factory import OdbConfig, OdbTrainerMixin

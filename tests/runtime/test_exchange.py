@@ -160,6 +160,29 @@ def test_a_rank_that_dies_is_an_error_at_once(world: int) -> None:
         assert seconds < 10, "not after the time-out of 60 s"
 
 
+def _busy_elsewhere(rank: int, world: int) -> str:
+    place, store = meet(rank, world, 60.0)
+    exchange = GlooExchange(place, 60.0)
+    exchange.sum((1,), "the first")
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 2:
+        time.sleep(12.0)  # collates, or its trainer computes
+    with pytest.raises(ExchangeError) as caught:
+        exchange.minimum((1,), "the next exchange")
+    time.sleep(1.0 if rank == 2 else 9.0)  # the store is served by rank 0
+    assert store is None or rank == 0
+    return str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_living_rank_that_is_busy_is_not_called_dead() -> None:
+    first, _, third = run_ranks(3, _busy_elsewhere, may_die=[1])
+    assert "no answer from ranks 1, 2, of which at least one ended" in first
+    assert "rank 1 ended without a word" in third
+
+
 def _prefix_sums(rank: int, world: int) -> list[Any]:
     place, store = meet(rank, world, 30.0)
     exchange = GlooExchange(place, 30.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -262,3 +263,40 @@ def test_the_bound_holds_for_the_window_of_a_whole_epoch() -> None:
     assert all_of([epoch]) == list(range(120))
     assert epoch.end is not None
     assert epoch.end.short_windows > 0
+
+
+def test_a_window_that_waits_for_a_step_is_not_short_of_bytes() -> None:
+    """A step that is held back takes a place in the count: no more bytes would help."""
+    reader = reader_of(Lengths([3] * 9), depth=2, window_bytes=10**9)
+    reader.start_epoch(0, range(9))
+    taken = reader.take(2)
+    assert (len(taken.samples), taken.short) == (2, False)
+    again = reader.take(2)
+    assert (len(again.samples), again.short) == (1, False)
+    reader.cancel()
+
+
+class Alone(Lengths):
+    """Notices if two threads read at once."""
+
+    inside = 0
+    met = False
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.inside += 1
+        self.met = self.met or self.inside > 1
+        time.sleep(0.01)
+        sample = super().__getitem__(index)
+        self.inside -= 1
+        return sample
+
+
+def test_without_workers_a_data_set_is_read_by_one_thread_at_a_time() -> None:
+    """The collate process itself reads a filler for a rank that never had a sample."""
+    data = Alone([3] * 30)
+    reader = reader_of(data, depth=40)
+    reader.start_epoch(0, range(20))
+    for index in range(20, 30):
+        assert isinstance(reader.observed[0, index], Held)
+    assert len(reader.take(40).samples) == 20
+    assert not data.met
