@@ -173,10 +173,12 @@ class GlooExchange:
             end = time.monotonic() + ANSWER_SECONDS
             with contextlib.suppress(RuntimeError):
                 self._store.set(f"lost{self.rank}", "1")
-                waiting = list(range(self.world_size))
+                waiting = [rank for rank in range(self.world_size) if rank != self.rank]
                 while len(waiting) > 1 and time.monotonic() < end:  # one at least is gone
-                    time.sleep(0.1)
                     waiting = [rank for rank in waiting if not self._store.check([f"lost{rank}"])]
+                    time.sleep(0.1)
+                if self.rank == 0:  # the store ends with this rank's trainer, and others may still want to ask
+                    time.sleep(0.5)
                 silent.extend(waiting)
 
         if self.world_size <= MOST_ASKED:
