@@ -29,7 +29,17 @@ class SampleMeta:
             raise ValueError(f"sample {self.index} has a negative count: {self}.")
 
 
-class BadSample(ValueError):
+class _WithReason(Exception):
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}" if self.detail else self.reason
+
+
+class BadSample(_WithReason, ValueError):
     """A sample that cannot be used; `on_bad_sample` says whether that ends the run.
 
     Raised by a data set's `__getitem__`, which may also raise anything else: any exception is a bad sample.
@@ -39,30 +49,14 @@ class BadSample(ValueError):
         detail: what is wrong with this very sample.
     """
 
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason, detail)
-        self.reason = reason
-        self.detail = detail
 
-    def __str__(self) -> str:
-        return f"{self.reason}: {self.detail}" if self.detail else self.reason
-
-
-class DropSample(Exception):
+class DropSample(_WithReason):
     """Raised by a data set's `__getitem__` to drop a sample: it is counted and named, never silently lost.
 
     Args:
         reason: a short constant text, the key under which dropped samples are counted.
         detail: what is wrong with this very sample.
     """
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason, detail)
-        self.reason = reason
-        self.detail = detail
-
-    def __str__(self) -> str:
-        return f"{self.reason}: {self.detail}" if self.detail else self.reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,10 +73,12 @@ class _Look:
         return open_files(), shared_memory_files()
 
 
-def _with_few_descriptors(rank: int, world: int, start_method: str) -> tuple[int, int, set[str], int, int, int]:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+def _with_few_descriptors(
+    rank: int, world: int, start_method: str, descriptors: int = 256, depth: int = 512
+) -> tuple[int, int, set[str], int, int, int]:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     data = Lengths([20] * 1300, extra=4)  # with input_ids and labels 6 tensors a sample
-    config = OdbConfig(token_budget=2000, depth=512, ramp=False, start_method=start_method)
+    config = OdbConfig(token_budget=2000, depth=depth, ramp=False, start_method=start_method)
     memory, most, samples = shared_memory_files(), 0, 0
     before = open_files()
     new_files: set[str] = set()
@@ -90,8 +92,11 @@ def _with_few_descriptors(rank: int, world: int, start_method: str) -> tuple[int
 
 
 @pytest.mark.distributed
-def test_a_deep_window_needs_few_descriptors_and_no_shared_memory() -> None:
-    [(samples, most, new_files, before, during, after)] = run_ranks(1, _with_few_descriptors, "fork", init_group=False)
+@pytest.mark.parametrize(("descriptors", "depth"), [(256, 512), (1024, 1024)])
+def test_a_deep_window_needs_few_descriptors_and_no_shared_memory(descriptors: int, depth: int) -> None:
+    [(samples, most, new_files, before, during, after)] = run_ranks(
+        1, _with_few_descriptors, "fork", descriptors, depth, init_group=False
+    )
     assert samples == 1300
     assert most < 80
     assert new_files == set()
