@@ -159,7 +159,6 @@ class OdbDataLoader:
                 f"the state that was loaded is of epoch {self._progress.epoch}, but set_epoch asked for {epoch}; "
                 "iterate that epoch first."
             )
-        self._loaded = None
         self._progress = EpochProgress(len(self.dataset), epoch, loaded)
         self._uncommitted.clear()
         return loaded
@@ -180,9 +179,9 @@ class OdbDataLoader:
         finished = False
         try:
             resumed = self._begin(epoch)
-            self._epoch = epoch + 1
             session = self._session or self._start()
             session.start_epoch(epoch, resumed)
+            self._epoch, self._loaded = epoch + 1, None
             while not finished:
                 item = session.next()
                 if isinstance(item, EpochEnd) or item[1].last:

@@ -158,6 +158,18 @@ def test_another_epoch_than_that_of_the_state_is_refused() -> None:
             collect(other)
 
 
+def test_a_start_that_fails_does_not_lose_the_state_that_was_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with loader_of() as loader:
+        emitted, state = run_until(loader, 0, 2)
+        loader.load_state_dict(state)
+        with monkeypatch.context() as patch:
+            patch.setattr(loader, "_start", lambda: 1 // 0)
+            with pytest.raises(ZeroDivisionError):
+                collect(loader)
+        rest = [i for info in collect(loader) for i in info.indices]
+    assert sorted(emitted + rest) == sorted(set(range(SIZE)) - set(DROP))
+
+
 def test_a_loader_that_is_being_iterated_does_not_load() -> None:
     with loader_of() as loader:
         state = loader.state_dict()
