@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -195,7 +196,8 @@ def test_full_run(runs: dict[str, Finished | str]) -> None:
     assert losses[0] == pytest.approx(math.log(1024), abs=0.4)
     assert losses[-1] < losses[0]
     assert "training example:" in run.log
-    assert "up to 1,280 padded tokens a micro-batch, window of 16 samples a rank" in run.log
+    window = r"window of 16 samples or [\d,]+ MB \(odb_window_bytes\) a rank"
+    assert re.search(f"up to 1,280 padded tokens a micro-batch, {window}", run.log)
 
 
 def test_lora_with_evaluation(runs: dict[str, Finished | str]) -> None:
