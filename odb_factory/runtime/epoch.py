@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from odb_factory.config import OdbConfig
 from odb_factory.core.assignment import epoch_order, make_index_source
 from odb_factory.core.grouping import Group
@@ -20,7 +18,7 @@ from odb_factory.core.protocol import ClosedRound, PlannedStep, RankProtocol, To
 from odb_factory.core.sample import Dropped
 from odb_factory.runtime.errors import CollateError, ExchangeError, SampleError
 from odb_factory.runtime.exchange import Exchange
-from odb_factory.runtime.messages import EpochEnd, Phase, Resumed, StepInfo, loads, send
+from odb_factory.runtime.messages import EpochEnd, Phase, Resumed, StepInfo, loads, send, unpack_flags
 from odb_factory.runtime.observe import Observe
 from odb_factory.runtime.reader import Failed, Held, Reader, seeded
 
@@ -77,7 +75,7 @@ class RankEpoch:
         self._order = epoch_order(size, seed=config.seed, epoch=epoch, shuffle=config.shuffle)
         order = self._order
         if resumed is not None:
-            done = np.unpackbits(np.frombuffer(resumed.done, np.uint8), count=size)
+            done = unpack_flags(resumed.done, size)
             order = [index for index in order if not done[index]]
         self._to_do = len(order)
         self._protocol = RankProtocol(

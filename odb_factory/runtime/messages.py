@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from odb_factory.core.sample import Dropped
@@ -99,12 +100,22 @@ class Phase:
     """It may have to wait for other ranks in it."""
 
 
+def pack_flags(flags: np.ndarray) -> bytes:
+    """An array of flags, one bit each."""
+    return np.packbits(flags.astype(bool)).tobytes()
+
+
+def unpack_flags(data: bytes, size: int) -> np.ndarray:
+    """The inverse of `pack_flags`: (size,) booleans."""
+    return np.unpackbits(np.frombuffer(data, np.uint8), count=size).astype(bool)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
     """What was done of an epoch before; the same on every rank."""
 
     done: bytes
-    """One bit for each index of the data set, as `numpy.packbits` packs them: emitted or dropped."""
+    """For each index of the data set, as `pack_flags` packs them: emitted or dropped."""
     steps: int
     emitted: int
     """Samples, on all ranks."""

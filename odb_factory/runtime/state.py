@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from odb_factory.core.sample import Dropped
 from odb_factory.runtime.errors import OdbError
-from odb_factory.runtime.messages import Resumed, StepInfo
+from odb_factory.runtime.messages import Resumed, StepInfo, pack_flags, unpack_flags
 
 VERSION = 1
 
@@ -54,7 +54,7 @@ class EpochProgress:
         self.resumed = resumed
         self._done = np.zeros(size, dtype=np.uint8)
         if resumed is not None:
-            self._done[:] = np.unpackbits(np.frombuffer(resumed.done, np.uint8), count=size)
+            self._done[:] = unpack_flags(resumed.done, size)
         self._steps = resumed.steps if resumed else 0
         self._emitted = resumed.emitted if resumed else 0
         self._bad_here = 0
@@ -88,7 +88,7 @@ class EpochProgress:
             dist.all_reduce(counted)
             done, bad = together.cpu().numpy(), int(counted)
         return Resumed(
-            done=np.packbits(done).tobytes(),
+            done=pack_flags(done),
             steps=self._steps,
             emitted=self._emitted,
             bad=bad + (self.resumed.bad if self.resumed else 0),
@@ -104,12 +104,12 @@ def _device_of_the_group() -> torch.device:
 
 def pack_bits(flags: np.ndarray) -> str:
     """An array of flags as short text."""
-    return _as_text(np.packbits(flags.astype(bool)).tobytes())
+    return _as_text(pack_flags(flags))
 
 
 def unpack_bits(text: str, size: int) -> np.ndarray:
     """The inverse of `pack_bits`: (size,) booleans."""
-    return np.unpackbits(np.frombuffer(_from_text(text), np.uint8), count=size).astype(bool)
+    return unpack_flags(_from_text(text), size)
 
 
 def _as_text(data: bytes) -> str:
