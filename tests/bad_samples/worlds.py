@@ -155,10 +155,15 @@ def _check_batch(batch: Any, indices: tuple[int, ...], dataset: Any) -> None:
 
 
 def _no_files_left(worker: int) -> None:
-    """From now on this worker can open nothing."""
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    """From now on this worker can open nothing.
+
+    The limit lies below every file but the three standard ones. A limit at the lowest free number would not do: the
+    worker may close a lower one that it got from its parent, whenever garbage is collected, and open that one again.
+    It cannot be 0 either, since poll takes no more files than the limit.
+    """
+    while os.open(os.devnull, os.O_RDWR) < 2:
+        pass
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 def _failing_open(error: Exception) -> Callable[[int], None]:
