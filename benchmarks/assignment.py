@@ -1,6 +1,6 @@
 """Static against shared assignment of indices: fillers and share of ideal time, on simulated ranks.
 
-The rounds are those of the real core (`tests.simulate`), without processes. Lengths are drawn at random:
+The rounds are those of the real core (`odb_factory.core.simulate`), without processes. Lengths are drawn at random:
 
     python -m benchmarks.assignment
 """
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from benchmarks.tables import table
 from odb_factory.config import OdbConfig
 from odb_factory.core.sample import SampleMeta
+from odb_factory.core.simulate import simulate
 from odb_factory.core.stats import ideal_time_share
-from tests.simulate import simulate
 
 BUDGET = 8192
 

@@ -19,11 +19,11 @@ import torch.distributed as dist
 from benchmarks.tables import table
 from odb_factory import OdbConfig, OdbDataLoader
 from odb_factory.core.sample import SampleMeta
+from odb_factory.core.simulate import simulate
 from odb_factory.runtime.exchange import GlooExchange
 from odb_factory.runtime.rendezvous import meet
 from tests.dist import run_ranks
 from tests.runtime.helpers import Lengths, PadCollate
-from tests.simulate import simulate
 
 CONFIG = OdbConfig(token_budget=4096, depth=64, timeout=120.0)
 STEPS = 32

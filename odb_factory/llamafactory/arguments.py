@@ -10,12 +10,23 @@ from llamafactory.hparams.finetuning_args import FinetuningArguments
 
 from odb_factory.config import OdbConfig
 from odb_factory.llamafactory.hooks import resume
+from odb_factory.trainer.auto_budget import check_headroom, check_memory_limit
+from odb_factory.trainer.checks import check_samples_per_update
 
 DEFAULTS = OdbConfig(token_budget=1)
+AUTO = "auto"
+"""Value of `odb_token_budget` that has the budget found before training."""
 
 
 def _option(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
+
+
+class TokenBudget:
+    """What a command-line flag says of the budget: a number of tokens, or `auto`. Its values are int or str."""
+
+    def __new__(cls, text: str) -> Any:
+        return text if text == AUTO else int(text)
 
 
 @dataclass
@@ -25,10 +36,25 @@ class OdbFinetuningArguments(FinetuningArguments):
     odb: bool = _option(
         False, "Form batches online under a token budget, aligned over all ranks (Online Dynamic Batching)."
     )
-    odb_token_budget: int | None = _option(
+    odb_token_budget: TokenBudget | None = field(
+        default=None,
+        metadata={
+            "help": "Most padded tokens in a micro-batch, or auto: the most that fits into memory, found first. "
+            "Default: per_device_train_batch_size x cutoff_len, the worst case that the fixed-batch recipe fits."
+        },
+    )
+    odb_auto_headroom: float = _option(
+        0.1, "With odb_token_budget auto: share of the memory that the worst step must leave free."
+    )
+    odb_memory_limit: int | None = _option(
         None,
-        "Most padded tokens in a micro-batch. Default: per_device_train_batch_size x cutoff_len, the worst case that "
-        "the fixed-batch recipe already fits.",
+        "With odb_token_budget auto: bytes that a rank may hold in tensors. Default: what its accelerator has; on CPUs "
+        "the rank's part of the host's available memory.",
+    )
+    odb_samples_per_update: int | None = _option(
+        None,
+        "An optimizer update closes when so many samples were emitted since the last one, over all ranks, instead of "
+        "after gradient_accumulation_steps micro-batches. Keeps a tuned batch size and learning rate at any budget.",
     )
     odb_depth: int = _option(
         DEFAULTS.depth, "D: samples that a rank holds ready to choose from. More: less padding, more host memory."
@@ -111,7 +137,11 @@ class OdbFinetuningArguments(FinetuningArguments):
         if os.environ.get("USE_MCA", "").lower() in ("1", "true", "y"):
             raise ValueError("odb: true does not support Megatron training (USE_MCA); unset it or remove odb.")
         # the budget may depend on other arguments; everything else is checked now, before anything is loaded
-        self.odb_config(budget=1 if self.odb_token_budget is None else self.odb_token_budget, pad_to_multiple_of=1)
+        given: Any = self.odb_token_budget
+        self.odb_config(budget=1 if given in (None, AUTO) else given, pad_to_multiple_of=1)
+        check_samples_per_update(self.odb_samples_per_update)
+        check_headroom("odb_auto_headroom", self.odb_auto_headroom)
+        check_memory_limit("odb_memory_limit", self.odb_memory_limit)
 
     def odb_config(self, *, budget: int, **more: Any) -> OdbConfig:
         """The `OdbConfig` of these fields.

@@ -41,8 +41,11 @@ def check_recipe(data_args: Any, training_args: Any) -> None:
 
 
 def token_budget(finetuning_args: Any, data_args: Any, training_args: Any) -> int:
-    """The token budget of a recipe: as given, else the worst case of its fixed batches (tokens)."""
-    if finetuning_args.odb_token_budget is not None:
+    """The token budget of a recipe: as given, else the worst case of its fixed batches (tokens).
+
+    That also stands in for `auto` until the budget is found, which is when training begins.
+    """
+    if finetuning_args.odb_token_budget not in (None, "auto"):
         budget: int = finetuning_args.odb_token_budget
         return budget
     worst: int = training_args.per_device_train_batch_size * data_args.cutoff_len

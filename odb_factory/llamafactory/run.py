@@ -12,6 +12,7 @@ from llamafactory.extras import logging
 from odb_factory.config import OdbConfig
 from odb_factory.llamafactory.checks import COLLATOR_PAD_MULTIPLE, check_recipe, token_budget
 from odb_factory.llamafactory.hooks import PREPROCESS, RUN_SFT, TRAINER, check_version, registry
+from odb_factory.trainer.checks import check_samples_per_update
 
 logger = logging.get_logger(__name__)
 
@@ -36,17 +37,33 @@ def run_sft(
         return stock(*arguments)
     check_version()
     check_recipe(data_args, training_args)
+    check_samples_per_update(finetuning_args.odb_samples_per_update, training_args.gradient_accumulation_steps)
     config = finetuning_args.odb_config(
         budget=token_budget(finetuning_args, data_args, training_args),
         pad_to_multiple_of=COLLATOR_PAD_MULTIPLE,
         shuffle=not finetuning_args.disable_shuffling,
     )
-    if config.token_budget < data_args.cutoff_len and config.overlong == "keep":
+    auto = finetuning_args.odb_token_budget == "auto"
+    if config.token_budget < data_args.cutoff_len and config.overlong == "keep" and not auto:
         logger.warning_rank0(
             f"odb_token_budget {config.token_budget} is below cutoff_len {data_args.cutoff_len}: samples longer than "
             "the budget are trained on alone, in micro-batches above it."
         )
-    run = _OdbRun(config, _pixel_dtype(model_args.compute_dtype), bool(finetuning_args.odb_audit))
+    run = _OdbRun(
+        config,
+        _pixel_dtype(model_args.compute_dtype),
+        audit=bool(finetuning_args.odb_audit),
+        samples_per_update=finetuning_args.odb_samples_per_update,
+        auto=(
+            {
+                "longest": data_args.cutoff_len,
+                "headroom": finetuning_args.odb_auto_headroom,
+                "memory_limit": finetuning_args.odb_memory_limit,
+            }
+            if auto
+            else None
+        ),
+    )
     with registry.replaced({PREPROCESS: run.preprocess, TRAINER: run.make_trainer}):
         return stock(*arguments)
 
@@ -62,6 +79,9 @@ class _OdbRun:
     config: OdbConfig
     dtype: torch.dtype | None
     audit: bool
+    samples_per_update: int | None
+    auto: dict[str, Any] | None
+    """What `AutoBudget` gets from the recipe."""
 
     def preprocess(
         self,
@@ -96,6 +116,7 @@ class _OdbRun:
         """In place of `CustomSeq2SeqTrainer`."""
         from odb_factory.llamafactory.collator import OdbCollator, dummy_tokens
         from odb_factory.llamafactory.online_dataset import observe_online
+        from odb_factory.llamafactory.shapes import auto_budget
         from odb_factory.llamafactory.trainer import OdbSeq2SeqTrainer
 
         collator = arguments["data_collator"]
@@ -104,10 +125,14 @@ class _OdbRun:
             pad_to_multiple_of=collator.pad_to_multiple_of or 1,
             dummy_tokens=dummy_tokens(collator.template, collator.tokenizer, collator.processor),
         )
+        collate = OdbCollator(collator, self.dtype)
+        auto = auto_budget(arguments["train_dataset"], collator, collate, self.auto) if self.auto else None
         return OdbSeq2SeqTrainer(
             odb_config=config,
+            odb_auto_budget=auto,
             odb_audit=self.audit,
+            odb_samples_per_update=self.samples_per_update,
             odb_observe=observe_online,
-            odb_collate_fn=OdbCollator(collator, self.dtype),
+            odb_collate_fn=collate,
             **arguments,
         )

@@ -7,6 +7,7 @@ from typing import Any
 from llamafactory.train.callbacks import LogCallback
 from llamafactory.train.sft.trainer import CustomSeq2SeqTrainer
 
+from odb_factory.llamafactory.log_callback import OdbLogCallback
 from odb_factory.trainer.mixin import OdbTrainerMixin
 
 
@@ -15,6 +16,9 @@ class OdbSeq2SeqTrainer(OdbTrainerMixin, CustomSeq2SeqTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        for callback in self.callback_handler.callbacks:
+            if type(callback) is LogCallback:
+                OdbLogCallback.adopt(callback, lambda: self.odb_progress)
         self.odb_callback.on_total.append(self._tell_log_callback)
         # LLaMA-Factory would process the whole data set once more to count its tokens; they are counted already
         self._odb_tokens_per_second = bool(self.finetuning_args.include_effective_tokens_per_second)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +96,8 @@ class RankEpoch:
         self._global_dropped = 0
         self._bad_here: deque[Dropped] = deque(maxlen=3)
         self._short_windows = 0
+        self._window = (0, 0)
+        self._align_seconds = 0.0
         self._first_step = self._next_step = resumed.steps if resumed else 0
 
     def run(self) -> None:
@@ -127,18 +130,28 @@ class RankEpoch:
         send(self._sock, Phase(f"reading samples for {where}"))
         dropped = self._fill(where)
         send(self._sock, Phase(f"the exchange of {where}", for_others=True))
+        self._window, self._align_seconds = (self._protocol.window_size, self._protocol.window_bytes), 0.0
         unread = self._reader.unread
         vector = self._protocol.begin_round(exhausted=unread == 0)
-        minima = self._exchange.minimum(vector, f"the first exchange of {where}")
+        with self._aligning():
+            minima = self._exchange.minimum(vector, f"the first exchange of {where}")
         bad = sum(d.bad for d in dropped)
         vector = self._protocol.plan(minima, dropped=len(dropped), unread=unread, bad=bad)
-        sums = self._exchange.sum(vector, f"the second exchange of {where}")
+        with self._aligning():
+            sums = self._exchange.sum(vector, f"the second exchange of {where}")
         closed = self._close(sums)
         if closed.ask is not None:
-            before, total = self._exchange.prefix_sum(closed.ask, f"the index assignment of {where}")
+            with self._aligning():
+                before, total = self._exchange.prefix_sum(closed.ask, f"the index assignment of {where}")
             self._reader.extend(self._protocol.assign(closed.ask, before, total))
         send(self._sock, Phase(f"collating the steps of {where}"))
         return closed
+
+    @contextlib.contextmanager
+    def _aligning(self) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        self._align_seconds += time.perf_counter() - begun
 
     def _close(self, sums: list[int]) -> ClosedRound:
         try:
@@ -195,6 +208,9 @@ class RankEpoch:
             global_padded_tokens=totals.padded_tokens,
             global_dropped=global_dropped,
             dropped=self._pop_drops(),
+            window_samples=self._window[0],
+            window_bytes=self._window[1],
+            align_seconds=self._align_seconds,
         )
         send(self._sock, (self._batch(group), info))
         self._next_step += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -103,6 +104,17 @@ class OdbDataLoader:
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch (0-based); by default they are counted from 0."""
         self._epoch = epoch
+
+    def set_token_budget(self, budget: int) -> None:
+        """The epochs to come have this token budget (tokens); each rank must set the same.
+
+        Raises:
+            RuntimeError: the collate process has been started with another one already.
+            ValueError: see `OdbConfig`.
+        """
+        if self._session is not None:
+            raise RuntimeError("the token budget of a loader whose collate process runs cannot change; close it first.")
+        self.config = dataclasses.replace(self.config, token_budget=budget)
 
     def commit(self) -> None:
         """The steps that were handed out are trained, as `state_dict` will say; for loops with `auto_commit` off.

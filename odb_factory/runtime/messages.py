@@ -12,7 +12,7 @@ import pickle
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,12 @@ class StepInfo:
     """Samples dropped on all ranks since the step before."""
     dropped: tuple[Dropped, ...] = ()
     """Samples dropped on this rank since the step before."""
+    window_samples: int = 0
+    """Samples in this rank's window when the round began."""
+    window_bytes: int = 0
+    """Bytes that they took."""
+    align_seconds: float = field(default=0.0, compare=False)
+    """Time of the round's exchanges on this rank, with the wait for the others (seconds)."""
 
     @property
     def samples(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
+from odb_factory.trainer.bar import SamplesBar
 from odb_factory.trainer.progress import SampleProgress
 
 logger = logging.get_logger("transformers.odb_factory")  # below transformers' own: same handler and verbosity
@@ -41,8 +42,9 @@ class OdbCallback(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if args.max_steps <= 0:
             state.max_steps = self._progress().estimated_updates()
+        text = self._announcement()
         if state.is_world_process_zero:
-            logger.info(self._announcement())
+            logger.info(text)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.on_update()
@@ -62,8 +64,9 @@ class OdbCallback(TrainerCallback):
         state.max_steps = total
         state.compute_steps(args, total)  # logging_steps and the like may be given as a share of the run
         for callback in self._bars():
-            bar = callback.training_bar if isinstance(callback, ProgressCallback) else None
-            if bar is not None:
-                bar.total = total  # shown by the callback's own update, which follows
+            if isinstance(callback, ProgressCallback) and not isinstance(callback, SamplesBar):
+                bar = callback.training_bar  # of a user's own class
+                if bar is not None:
+                    bar.total = total  # shown by the callback's own update, which follows
         for listener in self.on_total:
             listener(total)

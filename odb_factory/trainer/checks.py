@@ -53,13 +53,27 @@ def needs_steps(args: Any) -> tuple[bool, str]:
     )
 
 
-def check_arguments(args: Any, config: OdbConfig, accelerator: Any) -> None:
+def check_samples_per_update(number: Any, accumulation: int = 1) -> None:
+    """Raise ValueError for a number of samples that cannot be, or that contradicts `gradient_accumulation_steps`."""
+    if number is None:
+        return
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ValueError(f"odb_samples_per_update must be a positive integer, got {number!r}.")
+    if accumulation > 1:
+        raise ValueError(
+            f"odb_samples_per_update {number} and gradient_accumulation_steps {accumulation} both say when an update "
+            "closes; remove one of them."
+        )
+
+
+def check_arguments(args: Any, config: OdbConfig, accelerator: Any, samples_per_update: int | None = None) -> None:
     """Raise ValueError for training arguments that contradict `config`, RuntimeError for an unknown Trainer layout."""
     missing = [name for name in _HOOKED if not hasattr(Trainer, name)]
     if missing:
         raise RuntimeError(
             f"odb: this version of transformers has no Trainer.{missing[0]}; tested with transformers 5.6."
         )
+    check_samples_per_update(samples_per_update, args.gradient_accumulation_steps)
     problems = [
         (
             args.n_gpu > 1,

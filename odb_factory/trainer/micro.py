@@ -20,6 +20,13 @@ class MicroBatch:
     """Supervised targets of the whole update, over ranks and micro-batches."""
 
 
+@dataclass(frozen=True, slots=True)
+class Update:
+    """All micro-batches of one optimizer update, which the stock loop takes for a single one."""
+
+    batches: list[Any]
+
+
 def zero_loss(model: Any, inputs: Any) -> torch.Tensor:
     """Exactly zero, with a zero gradient for every parameter: the weight of fillers and of batches without targets.
 

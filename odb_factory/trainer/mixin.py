@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import torch
-from transformers.utils import logging
-
 from odb_factory.config import OdbConfig
-from odb_factory.core.loss_scale import loss_scale
-from odb_factory.runtime.errors import OdbError
 from odb_factory.runtime.loader import OdbDataLoader
-from odb_factory.runtime.messages import StepInfo
 from odb_factory.runtime.observe import Observe, observe_sample
-from odb_factory.trainer.callback import OdbCallback
+from odb_factory.trainer.auto_budget import AutoBudget
+from odb_factory.trainer.bar import HeaderFilter
+from odb_factory.trainer.budgeting import BudgetMixin
 from odb_factory.trainer.checks import check_arguments, needs_steps, schedule_kind
-from odb_factory.trainer.micro import MicroBatch, to_device, zero_loss
 from odb_factory.trainer.progress import SampleProgress
+from odb_factory.trainer.reporting import ReportingMixin
 from odb_factory.trainer.resumable import ResumableMixin
 from odb_factory.trainer.schedule import BY_SAMPLES, Position, follow
-
-logger = logging.get_logger("transformers.odb_factory")
+from odb_factory.trainer.updates import UpdateMixin
 
 _UNKNOWN_STEPS = 1 << 40
 """Stands for the number of updates of an epoch, which nobody knows before its end."""
 
 
-class OdbTrainerMixin(ResumableMixin):
+class OdbTrainerMixin(ResumableMixin, UpdateMixin, ReportingMixin, BudgetMixin):
     """Put before `transformers.Trainer` in a class's bases: `class MyTrainer(OdbTrainerMixin, Trainer)`.
 
     `train_dataset` is a map-style data set of processed samples, `data_collator` makes a batch of a list of them. An
@@ -38,6 +33,9 @@ class OdbTrainerMixin(ResumableMixin):
 
     Args:
         odb_config: see `OdbConfig`; accumulation, seed and order are taken from the training arguments.
+        odb_samples_per_update: an update closes when so many samples were emitted since the last one, over all ranks
+            (at the latest with the epoch), instead of after `gradient_accumulation_steps` micro-batches.
+        odb_auto_budget: find the largest token budget that fits when training begins; that of `odb_config` is not used.
         odb_audit: write `odb_audit.rank{r}.jsonl` into the output directory.
         odb_observe: see `OdbDataLoader`.
         odb_collate_fn: collate function of training where it differs from `data_collator`.
@@ -50,13 +48,18 @@ class OdbTrainerMixin(ResumableMixin):
         self,
         *args: Any,
         odb_config: OdbConfig,
+        odb_samples_per_update: int | None = None,
+        odb_auto_budget: AutoBudget | None = None,
         odb_audit: bool = False,
         odb_observe: Observe = observe_sample,
         odb_collate_fn: Callable[[list[Any]], Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        check_arguments(self.args, odb_config, self.accelerator)
+        check_arguments(self.args, odb_config, self.accelerator, odb_samples_per_update)
+        self._odb_samples_per_update = odb_samples_per_update
+        self._odb_auto = odb_auto_budget
+        self.odb_auto_budget = None
         self._odb_observe = odb_observe
         self._odb_collate_fn = odb_collate_fn
         self._odb_write_steps = odb_audit
@@ -67,32 +70,18 @@ class OdbTrainerMixin(ResumableMixin):
             shuffle=odb_config.shuffle and self.args.train_sampling_strategy != "sequential",
         )
         self.odb_progress = SampleProgress(dataset_size=1, epochs=1, first_guess=1)
-        self.odb_summary: dict[str, Any] = {}
-        """Totals of the last run, as in `odb_summary.json`."""
+        self.odb_summary = {}
         self._odb_loader = None
         self._odb_record = None
         self._odb_pending = deque()
         self._odb_trained = []
-        self._odb_current: MicroBatch | None = None
+        self._odb_current = None
         self._odb_position = None
         self._odb_nothing_left = False
-        self.odb_callback = OdbCallback(
-            lambda: self.odb_progress, lambda: self.callback_handler.callbacks, self._odb_announcement
-        )
-        self.odb_callback.on_update = self._odb_commit
-        self.callback_handler.callbacks.insert(0, self.odb_callback)
-
-    def _odb_window_bytes(self) -> str:
-        nbytes = self._odb_loader.window_bytes if self._odb_loader is not None else None
-        return f" or {nbytes >> 20:,} MB (odb_window_bytes)" if nbytes is not None else ""
-
-    def _odb_announcement(self) -> str:
-        config = self.odb_config
-        return (
-            f"Online Dynamic Batching: up to {config.token_budget:,} padded tokens a micro-batch, window of "
-            f"{config.depth} samples{self._odb_window_bytes()} a rank, rule {config.alignment}, {self.args.world_size} "
-            "rank(s). The number of steps is an estimate until the end; batch size and step count above do not apply."
-        )
+        self._odb_last_infos = []
+        self._odb_figures = {}
+        self._odb_header = HeaderFilter()
+        self._odb_add_callbacks()
 
     # -- data
 
@@ -121,7 +110,7 @@ class OdbTrainerMixin(ResumableMixin):
         if not isinstance(dataloader, OdbDataLoader):
             return super().set_initial_training_values(args, dataloader)
         size = len(dataloader.dataset)
-        batch = self.get_total_train_batch_size(args)
+        batch = self._odb_samples_per_update or self.get_total_train_batch_size(args)
         per_epoch = max(1, -(-size // batch))
         epochs = float(args.num_train_epochs)
         self.odb_progress = SampleProgress(
@@ -133,47 +122,7 @@ class OdbTrainerMixin(ResumableMixin):
         updates = self.odb_progress.first_guess
         return -int(-epochs // 1), per_epoch, size, self.odb_progress.total, batch, per_epoch, updates
 
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[list[Any], None]:
-        """The micro-batches of one update. Their loss is scaled by `compute_loss`, so there is no item count."""
-        batches: list[Any] = []
-        infos: list[StepInfo] = []
-        while len(batches) < num_batches and not (infos and infos[-1].last):
-            step = next(epoch_iterator, None)
-            if step is None:
-                break
-            batches.append(to_device(step[0], device))
-            infos.append(step[1])
-        if not infos and not self.odb_progress.in_epoch:
-            raise OdbError(self._no_samples())
-        if not infos:  # a run that was resumed, and all that was left of the epoch was dropped
-            self.control.should_epoch_stop = self._odb_nothing_left = True
-            return [], None
-        loss_tokens = sum(info.global_loss_tokens for info in infos)
-        self._odb_pending.extend(MicroBatch(info, loss_tokens) for info in infos)
-        self.odb_progress.advance(infos)
-        return batches, None
-
-    def _odb_short_windows(self) -> str:
-        assert self._odb_loader is not None
-        rounds = self.odb_summary["rounds"] * self.args.world_size
-        return (
-            f"Online Dynamic Batching: odb_window_bytes ({(self._odb_loader.window_bytes or 0) >> 20:,} MB) kept "
-            f"{self.odb_summary['short_windows']:,} of {rounds:,} windows below odb_depth, which costs padding; raise "
-            "it if the host has the memory."
-        )
-
-    def _no_samples(self) -> str:
-        assert self._odb_loader is not None
-        ends = self._odb_loader.epoch_ends
-        examples = "; ".join(f"{d.index}: {d.reason}" for d in (ends[-1].dropped[:3] if ends else ()))
-        return (
-            f"this epoch has no valid sample: all {len(self._odb_loader.dataset)} were dropped ({examples}); "
-            "check the data set."
-        )
-
-    # -- one update
+    # -- an epoch
 
     def _run_epoch(self, **kwargs: Any) -> None:
         # The stock loop counts to these; OdbCallback ends the epoch when its last step is done.
@@ -187,53 +136,6 @@ class OdbTrainerMixin(ResumableMixin):
         self._odb_record.close_epoch(None)  # of an epoch that max_steps or a callback ended
         if not (self.odb_progress.epoch_over or self.control.should_training_stop):
             self.odb_progress.cut_epoch()
-
-    def _odb_commit(self) -> None:
-        """An update is done: what it was made of counts as trained from now on."""
-        assert self._odb_record is not None
-        assert self._odb_loader is not None
-        for info in self._odb_trained:
-            self._odb_record.audit.record(info, self.odb_progress.updates)
-        self._odb_trained.clear()
-        self._odb_loader.commit()
-        self._odb_progress_saved = self.odb_progress.state()
-        if self.odb_progress.epoch_over:
-            self._odb_record.close_epoch(self._odb_loader.epoch_ends[-1])
-
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """One micro-batch; see Trainer."""
-        self._odb_current = self._odb_pending.popleft()
-        try:
-            loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
-            self._odb_trained.append(self._odb_current.info)
-        finally:
-            self._odb_last_info, self._odb_current = self._odb_current.info, None
-        return loss
-
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """In training: the micro-batch's mean loss, scaled so that the update's loss is per supervised token.
-
-        This is the one normaliser that acts: transformers' item count is switched off in `get_batch_samples`, and its
-        division by the accumulation steps, which then follows in `training_step`, is undone here.
-        """
-        micro = self._odb_current
-        if micro is None:
-            return super().compute_loss(model, inputs, *args, **kwargs)
-        factor = loss_scale(micro.info.loss_tokens, micro.update_loss_tokens, self.args.world_size)
-        if factor == 0.0:
-            return zero_loss(model, inputs)
-        if self.compute_loss_func is None:
-            factor *= self.current_gradient_accumulation_steps
-        return super().compute_loss(model, inputs, *args, **kwargs) * factor
-
-    def _track_num_input_tokens(self, inputs: Any) -> None:
-        """Exact counts over all ranks, from the exchange: no gather, and fillers do not count."""
-        what = self.args.include_num_input_tokens_seen
-        if what != "no":
-            info = self._odb_last_info
-            self.state.num_input_tokens_seen += (
-                info.global_tokens if what == "non_padding" else info.global_padded_tokens
-            )
 
     # -- schedule
 
@@ -256,24 +158,3 @@ class OdbTrainerMixin(ResumableMixin):
             self._odb_position = Position(self.odb_progress, warmup)
             follow(scheduler, self._odb_position)
         return scheduler
-
-    # -- the end
-
-    def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> Any:
-        if self.args.max_steps <= 0:
-            self.state.max_steps = self.state.global_step
-        emitted = self.odb_progress.emitted - self._odb_emitted_before
-        output = super()._finalize_training(trial, emitted, start_time)
-        assert self._odb_record is not None
-        self.odb_summary = self._odb_record.finish(write=self.is_world_process_zero())
-        if self.odb_summary["short_windows"]:
-            logger.warning(self._odb_short_windows())
-        output.metrics.update(
-            odb_steps=self.odb_summary["steps"],
-            odb_fillers=self.odb_summary["fillers"],
-            odb_samples=self.odb_summary["samples"],
-            odb_unique=self.odb_summary["unique"],
-            odb_dropped=len(self.odb_summary["dropped_samples"]),
-            odb_padding=self.odb_summary["padding"],
-        )
-        return output

@@ -94,3 +94,13 @@ class SampleProgress:
         if not self.handled:
             return max(1, self.first_guess)
         return max(self.updates + 1, round(self.updates * self.total / self.handled))
+
+    def estimated_samples(self, max_steps: int = 0) -> int:
+        """Samples of the whole run; with `max_steps` updates, if that is above 0, an estimate that ends exact."""
+        if max_steps <= 0:
+            return max(self.total, self.handled)
+        if self.updates >= max_steps:
+            return self.handled
+        if not self.updates:
+            return max(1, round(max_steps * self.dataset_size * self.epochs / self.first_guess))
+        return max(self.handled + 1, round(self.handled * max_steps / self.updates))

@@ -1,22 +1,32 @@
-"""The audit of all ranks together: what needs collectives over the trainer's process group."""
+"""The record of all ranks together: what needs collectives over the trainer's process group."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from accelerate.utils import gather_object
+from transformers.utils import logging
 
 from odb_factory.core.sample import Dropped
-from odb_factory.runtime.messages import EpochEnd
-from odb_factory.trainer.report import MOST_NAMED, Audit, write_summary
+from odb_factory.runtime.messages import EpochEnd, StepInfo
+from odb_factory.trainer.picture import REPORT_NAME, RunPicture, draw, table_of
+from odb_factory.trainer.report import MOST_NAMED, SUMMARY_NAME, Audit, write_summary
+from odb_factory.trainer.series import Lengths, Series
+from odb_factory.trainer.telemetry import Meter, figures_of, make_reduce
+
+logger = logging.get_logger("transformers.odb_factory")
 
 
 class RunRecord:
-    """The audit of this rank, closed, saved and summed with those of the others; every rank calls the same methods.
+    """The audit and the meter of this rank, closed, saved and summed with those of the others.
+
+    Every rank calls the same methods.
 
     Args:
         audit: of this rank.
@@ -26,6 +36,9 @@ class RunRecord:
 
     def __init__(self, audit: Audit, *, world_size: int, device: torch.device) -> None:
         self.audit = audit
+        self.meter = Meter(world_size, make_reduce(world_size, device))
+        self._lengths = Lengths()
+        self._series = Series()
         self._world_size = world_size
         self._device = device
         self._open = False
@@ -33,6 +46,15 @@ class RunRecord:
     def open_epoch(self) -> None:
         """An epoch begins, or goes on after a resumption."""
         self._open = True
+
+    def add_update(self, infos: Sequence[StepInfo], update: int) -> None:
+        """Update number `update` (1-based) of the run is done; it was made of these steps."""
+        self.meter.end_update(infos)
+        seconds, wait = self.meter.last_seconds / max(1, len(infos)), self.meter.last_wait / max(1, len(infos))
+        for info in infos:
+            self.audit.record(info, update)
+            self._lengths.add(info.lengths)
+            self._series.add(1, info.global_samples, info.global_tokens, info.global_padded_tokens, seconds, wait)
 
     def close_epoch(self, end: EpochEnd | None) -> None:
         """The epoch is over; `end` is what the loader said then, None where `max_steps` ended it. Closes it once."""
@@ -53,27 +75,56 @@ class RunRecord:
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs."""
-        return {**self.audit.state(self._counts(), *self._gathered()), "open": self._open}
+        return {
+            **self.audit.state(self._counts(), *self._gathered()),
+            "open": self._open,
+            "meter": self.meter.state(),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where `state` was saved."""
         self.audit.restore(state)
         self._open = state["open"]
+        self.meter.restore(state.get("meter", {}))
 
-    def finish(self, write: bool) -> dict[str, Any]:
-        """The summary of the run, written by the ranks that `write`."""
+    def finish(self, settings: Mapping[str, Any], write: bool) -> dict[str, Any]:
+        """The summary of the run, with `settings` before it; the ranks that `write` write it and draw the picture."""
         self.close_epoch(None)  # one that was resumed, with nothing left to do
-        summary = self.audit.summary(*self._gathered())
+        self.meter.figures()
+        figures = {name: round(value, 6) for name, value in figures_of(self.meter.run).items() if name != "padding"}
+        seconds = round(self.meter.run.get("seconds", 0.0), 3)
+        summary = {**settings, **self.audit.summary(*self._gathered()), "training_seconds": seconds, **figures}
+        lengths = self._summed(self._lengths.counts)
         if write:
             write_summary(self.audit.directory, summary)
+            self._draw(summary, lengths)
         return summary
+
+    def _draw(self, summary: dict[str, Any], lengths: np.ndarray) -> None:
+        """Whatever is wrong with the picture must not end a run that is done."""
+        if not len(steps := self._series.rows()):
+            return
+        title = (
+            f"{summary['samples']:,} samples, {self._world_size} rank(s), budget {summary['token_budget']:,} tokens, "
+            f"depth {summary['depth']}"
+        )
+        if steps[:, 0].sum() < summary["steps"]:
+            title += "; drawn since the run was resumed"
+        picture = RunPicture(title, lengths, steps, summary["token_budget"], self._world_size, table_of(summary))
+        try:
+            draw(self.audit.directory / REPORT_NAME, picture)
+        except Exception as error:
+            logger.warning(f"Online Dynamic Batching: no {REPORT_NAME} ({type(error).__name__}: {error}).")
 
     def _counts(self) -> np.ndarray:
         """(dataset_size,) how often all ranks emitted each index in this epoch."""
-        counts = torch.from_numpy(self.audit.counts.copy()).to(self._device)
+        return self._summed(self.audit.counts)
+
+    def _summed(self, values: np.ndarray) -> np.ndarray:
+        tensor = torch.from_numpy(values.copy()).to(self._device)
         if self._world_size > 1:
-            dist.all_reduce(counts)
-        summed: np.ndarray = counts.cpu().numpy()
+            dist.all_reduce(tensor)
+        summed: np.ndarray = tensor.cpu().numpy()
         return summed
 
     def _gathered(self) -> tuple[dict[str, int], list[Dropped]]:
@@ -82,3 +133,13 @@ class RunRecord:
         for counts in gather_object([dict(self.audit.local)]):
             local.update(counts)
         return dict(local), gather_object(list(self.audit.dropped.values()))
+
+
+def in_words(summary: Mapping[str, Any], directory: Path) -> str:
+    """The end of a run for its log: the figures that a reader wants first, and where the others are."""
+    rows = table_of(summary)
+    width = max(len(name) for name, _ in rows)
+    lines = [f"  {name:<{width}}  {value}" for name, value in rows]
+    return "\n".join(
+        ["Online Dynamic Batching, all ranks:", *lines, f"  more in {directory}: {SUMMARY_NAME}, {REPORT_NAME}"]
+    )

@@ -13,6 +13,7 @@ from transformers.utils import logging
 from odb_factory.config import OdbConfig
 from odb_factory.runtime.loader import OdbDataLoader
 from odb_factory.runtime.messages import StepInfo
+from odb_factory.trainer.bar import HeaderFilter
 from odb_factory.trainer.micro import MicroBatch
 from odb_factory.trainer.progress import SampleProgress
 from odb_factory.trainer.record import RunRecord
@@ -37,6 +38,7 @@ class ResumableMixin(_Base):
     _odb_pending: deque[MicroBatch]
     _odb_trained: list[StepInfo]
     _odb_write_steps: bool
+    _odb_header: HeaderFilter
     _odb_resumed: dict[str, Any] | None
     """The state that the run goes on from."""
     _odb_emitted_before: int
@@ -59,6 +61,7 @@ class ResumableMixin(_Base):
         try:
             return super().train(*args, **kwargs)
         finally:
+            self._odb_header.end()
             if self._odb_loader is not None:
                 self._odb_loader.close()
             if self._odb_record is not None:
@@ -92,6 +95,8 @@ class ResumableMixin(_Base):
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        self._odb_choose_budget(prepared[0])
+        self._odb_header.begin()
         saved, progress = self._odb_resumed, self.odb_progress
         audit = Audit(
             self.args.output_dir,

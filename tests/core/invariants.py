@@ -14,7 +14,7 @@ from math import ceil
 from odb_factory.config import OdbConfig
 from odb_factory.core.grouping import Group
 from odb_factory.core.sample import SampleMeta
-from tests.simulate import Epoch, simulate
+from odb_factory.core.simulate import Epoch, simulate
 
 
 @dataclass(frozen=True)

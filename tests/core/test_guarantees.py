@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odb_factory.config import OdbConfig
+from odb_factory.core.simulate import Epoch, RankRound, simulate
 from odb_factory.core.stats import StepTotals
 from tests.core.invariants import (
     World,
@@ -27,7 +28,6 @@ from tests.core.invariants import (
     emitted,
 )
 from tests.core.worlds import large_worlds, meta, metas, small_worlds
-from tests.simulate import Epoch, RankRound, simulate
 
 SMALL = settings(max_examples=300)
 LARGE = settings(max_examples=40)

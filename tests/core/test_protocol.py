@@ -12,9 +12,9 @@ from odb_factory.config import OdbConfig
 from odb_factory.core.assignment import make_index_source
 from odb_factory.core.protocol import ClosedRound, ProtocolError, RankProtocol, TooManyBadSamples
 from odb_factory.core.sample import SampleMeta
+from odb_factory.core.simulate import reduce_elements
 from odb_factory.core.stats import StepTotals
 from tests.core.worlds import metas
-from tests.simulate import reduce_elements
 
 CONFIG = OdbConfig(token_budget=100, depth=8, ramp=False)
 

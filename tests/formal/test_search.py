@@ -12,11 +12,11 @@ from unittest import mock
 import pytest
 
 from odb_factory.core.protocol import RankProtocol
+from odb_factory.core.simulate import simulate
 from tests.formal.report import run_all, summed
 from tests.formal.search import Result, Search, canonical
 from tests.formal.space import Common, RankState, Space, State, sample_of
 from tests.formal.spaces import FAMILIES, TWO_KINDS, make
-from tests.simulate import simulate
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from odb_factory.llamafactory.checks import token_budget
 from tests.llamafactory.helpers import RECIPE, train_args
 
 FIELDS = tuple(f.name for f in dataclasses.fields(OdbFinetuningArguments) if f.name.startswith("odb"))
-ONLY_OURS = ("odb", "odb_audit")
+ONLY_OURS = ("odb", "odb_audit", "odb_auto_headroom", "odb_memory_limit", "odb_samples_per_update")
 """Fields that `OdbConfig` does not have."""
 
 

@@ -142,3 +142,24 @@ def test_without_odb_stock_runs_with_its_own_arguments(recipe: dict[str, Any], s
     assert run({**recipe, "packing": True}) == "done"
     assert stock.config is None
     assert len(stock.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"odb_samples_per_update": 0}, "odb_samples_per_update must be a positive integer, got 0."),
+        ({"odb_samples_per_update": "many"}, "odb_samples_per_update must be a positive integer, got 'many'."),
+        (
+            {"odb_samples_per_update": 64, "gradient_accumulation_steps": 2},
+            "odb_samples_per_update 64 and gradient_accumulation_steps 2 both say when an update closes; remove one of "
+            "them.",
+        ),
+    ],
+)
+def test_updates_of_steady_size_that_cannot_be(
+    recipe: dict[str, Any], stock: FakeStock, fields: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        run({**recipe, **fields})
+    assert str(caught.value) == sentence
+    assert not stock.calls

@@ -140,8 +140,6 @@ def check_totals(run: Finished, lines: list[dict[str, Any]], summary: dict[str, 
     assert summary["fillers"] == sum(line["idle"] for line in lines)
     assert summary["repeated"] == 0
     results = run.json("train_results.json")
-    assert results["odb_samples"] == summary["samples"]
-    assert results["odb_steps"] == summary["steps"]
     assert results["train_samples_per_second"] == pytest.approx(
         summary["samples"] / results["train_runtime"], rel=0.01, abs=0.001
     )
@@ -154,10 +152,18 @@ def check_logs(run: Finished) -> None:
     state, last = run.json("trainer_state.json"), run.lines("trainer_log.jsonl")[-1]
     assert state["max_steps"] == state["global_step"] == last["total_steps"] == last["current_steps"]
     assert last["percentage"] == 100
-    assert f"{state['global_step']}/{state['global_step']} [" in run.log  # the progress bar
+    handled = round(state["epoch"] * run.json("odb_summary.json")["dataset_size"])
+    assert f"{handled}/{handled} [" in run.log, "the progress bar counts samples and ends full"
+    assert "Instantaneous batch size" not in run.log
     losses = run.history("loss")
     assert len(losses) == state["global_step"]
     assert all(math.isfinite(loss) and loss > 0 for loss in losses)
+
+
+def check_said_once(run: Finished) -> None:
+    """What a run begins and ends with. Further runs of one process log less: transformers sees to that."""
+    assert run.log.count("Online Dynamic Batching: up to") == 1
+    assert run.log.count("Online Dynamic Batching, all ranks:") == 1
 
 
 def test_full_run(runs: dict[str, Finished | str]) -> None:
@@ -166,6 +172,7 @@ def test_full_run(runs: dict[str, Finished | str]) -> None:
     check_steps(lines, 1280)
     check_totals(run, lines, summary)
     check_logs(run)
+    check_said_once(run)
 
     seen = Counter(index for line in lines for index in line["indices"])
     assert seen == Counter(set(range(SIZE)) - set(BAD))
@@ -196,8 +203,10 @@ def test_full_run(runs: dict[str, Finished | str]) -> None:
     assert losses[0] == pytest.approx(math.log(1024), abs=0.4)
     assert losses[-1] < losses[0]
     assert "training example:" in run.log
-    window = r"window of 16 samples or [\d,]+ MB \(odb_window_bytes\) a rank"
-    assert re.search(f"up to 1,280 padded tokens a micro-batch, {window}", run.log)
+    window = r"windows of 16 samples or [\d,]+ MB \(odb_window_bytes\) a rank, the first ones 2, 4, 8"
+    more = "rule carry, assignment shared; 1 rank; an update is 1 micro-batch\\(es\\) a rank"
+    assert re.search(f"up to 1,280 padded tokens a micro-batch, {window}; {more}", run.log)
+    assert (run.output / "odb_report.png").stat().st_size > 20_000
 
 
 def test_lora_with_evaluation(runs: dict[str, Finished | str]) -> None:
@@ -238,14 +247,22 @@ def test_frozen_text_model(runs: dict[str, Finished | str], text_model: Path) ->
 
 @pytest.mark.distributed
 def test_two_ranks(recipe: dict[str, Any]) -> None:
-    changes = {"num_train_epochs": 2, "gradient_accumulation_steps": 4, "ddp_backend": "gloo", "odb_token_budget": 900}
-    run = train({**recipe, **changes}, ranks=2)
+    changes = {
+        "num_train_epochs": 2,
+        "gradient_accumulation_steps": 4,
+        "ddp_backend": "gloo",
+        "odb_token_budget": 900,
+        "report_to": "tensorboard",
+    }
+    board = {"LLAMABOARD_ENABLED": "1", "LLAMABOARD_WORKDIR": recipe["output_dir"]}  # as LLaMA Board starts a run
+    run = train({**recipe, **changes}, ranks=2, **board)
     audits, summary = [run.audit(rank) for rank in range(2)], run.json("odb_summary.json")
     assert len(audits[0]) == len(audits[1])
     for lines in audits:
         check_steps(lines, 900)
     check_totals(run, audits[0] + audits[1], summary)
     check_logs(run)
+    check_said_once(run)
     updates = 0
     for epoch in range(2):
         steps = [[line for line in lines if line["epoch"] == epoch] for lines in audits]
@@ -266,3 +283,101 @@ def test_two_ranks(recipe: dict[str, Any]) -> None:
     losses = run.history("loss")
     assert losses[0] == pytest.approx(math.log(1024), abs=0.4)
     assert losses[-1] < losses[0]
+    figures = expected_figures(audits)
+    check_figures(run, figures, summary)
+    check_tensorboard(run, figures)
+    check_board(run, audits)
+
+
+EXACT = ("padding", "samples_per_step", "filler_share", "imbalance")
+"""Figures that the audits give too."""
+
+MEASURED = (
+    "samples_per_second",
+    "tokens_per_second",
+    "padded_tokens_per_second",
+    "data_wait",
+    "window_samples",
+    "window_bytes",
+    "align_ms",
+)
+
+
+def expected_figures(audits: list[list[dict[str, Any]]]) -> list[dict[str, float]]:
+    """For each update, what the audits of all ranks say of it, and then for the whole run."""
+    steps = list(zip(*audits, strict=True))
+    updates = [[step for step in steps if step[0]["update"] == u] for u in sorted({s[0]["update"] for s in steps})]
+    return [_figures(update) for update in (*updates, steps)]
+
+
+def _figures(steps: list[tuple[dict[str, Any], ...]]) -> dict[str, float]:
+    lines = [line for step in steps for line in step]
+    padded = sum(line["padded_tokens"] for line in lines)
+    tokens = sum(sum(line["lengths"]) for line in lines)
+    samples = sum(len(line["indices"]) for line in lines)
+    slowest = sum(max(line["padded_tokens"] for line in step) for step in steps)
+    return {
+        "padding": 1 - tokens / padded,
+        "samples_per_step": samples / len(steps),
+        "filler_share": sum(line["idle"] for line in lines) / len(lines),
+        "imbalance": 1 - padded / (len(steps[0]) * slowest),
+        "tokens_per_sample": tokens / samples,
+        "padded_tokens_per_sample": padded / samples,
+    }
+
+
+def check_figures(run: Finished, expected: list[dict[str, float]], summary: dict[str, Any]) -> None:
+    """Each logged update, and the summary, have all figures, and those that the audits give too are the same."""
+    logged = [line for line in run.lines("trainer_log.jsonl") if "loss" in line]
+    assert len(logged) == len(expected) - 1
+    for line, figures in zip(logged, expected, strict=False):
+        _check_one({name.removeprefix("odb/"): v for name, v in line.items() if name.startswith("odb/")}, figures)
+    _check_one({name: summary[name] for name in (*EXACT, *MEASURED)}, expected[-1])
+    assert 0 < summary["training_seconds"] < run.json("train_results.json")["train_runtime"]
+    assert summary["samples"] / summary["training_seconds"] == pytest.approx(summary["samples_per_second"], rel=1e-3)
+
+
+def _check_one(found: dict[str, float], expected: dict[str, float]) -> None:
+    assert set(found) == {*EXACT, *MEASURED}
+    for name in EXACT:
+        assert found[name] == pytest.approx(expected[name], abs=1e-5), name
+    each = found["samples_per_second"]
+    assert found["tokens_per_second"] == pytest.approx(each * expected["tokens_per_sample"], rel=1e-4)
+    assert found["padded_tokens_per_second"] == pytest.approx(each * expected["padded_tokens_per_sample"], rel=1e-4)
+    assert 0 <= found["data_wait"] <= 1
+    assert 0 <= found["window_samples"] <= 16
+    assert (found["window_bytes"] > 0) == (found["window_samples"] > 0)
+    assert found["align_ms"] >= 0
+
+
+def check_tensorboard(run: Finished, expected: list[dict[str, float]]) -> None:
+    """The event files hold every figure of every logged update."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (folder,) = (run.output / "runs").iterdir()
+    events = EventAccumulator(str(folder)).Reload()
+    for name in (*EXACT, *MEASURED):
+        values = [event.value for event in events.Scalars(f"train/odb/{name}")]
+        assert len(values) == len(expected) - 1, name
+        if name in EXACT:
+            assert values == pytest.approx([figures[name] for figures in expected[:-1]], abs=1e-5), name
+
+
+def check_board(run: Finished, audits: list[list[dict[str, Any]]]) -> None:
+    """LLaMA Board reads its progress from the trainer's log: the share of the samples that are done."""
+    from llamafactory.webui.control import get_trainer_info
+
+    done, shares = 0, {}
+    for step in zip(*audits, strict=True):
+        done += sum(len(line["indices"]) + len(line.get("dropped", ())) for line in step)
+        shares[step[0]["update"]] = 100 * done / (2 * SIZE)
+    lines = [line for line in run.lines("trainer_log.jsonl") if "loss" in line]
+    found = {line["current_steps"]: line["percentage"] for line in lines}
+    ends = {step[0]["update"] for step in zip(*audits, strict=True) if step[0]["epoch"] == 0}
+    assert found[max(ends)] == pytest.approx(50, abs=0.01), "an epoch of two is done"
+    assert found == pytest.approx(shares, abs=100 * len(BAD) / SIZE)
+    assert list(found.values()) == sorted(found.values())
+    text, slider, _ = get_trainer_info("en", str(run.output), True)
+    assert slider.value == 100
+    assert re.fullmatch(r"Running (\d+)/\1: [\d:]+ < 0:00:00", slider.label)
+    assert text.count("Online Dynamic Batching: up to") == 1, "the running log, too"

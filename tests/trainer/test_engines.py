@@ -219,7 +219,9 @@ def test_engine_equals_ddp(engine: str, world: Callable[[str], list[Run]]) -> No
         assert relative_error(run.changes, ddp[0].changes) < ENGINES[engine].tolerance
 
 
-def _train(rank: int, world_size: int, demo: Path, output: Path, port: int, stage: int) -> tuple[Tensors, int]:
+def _train(
+    rank: int, world_size: int, demo: Path, output: Path, port: int, stage: int, samples_per_update: int | None = None
+) -> tuple[Tensors, int]:
     """One epoch of one rank with the Trainer and DeepSpeed: parameters, and forward passes of the vision tower."""
     launch_like_torchrun(rank, world_size, port)
     del os.environ["ACCELERATE_USE_CPU"]  # with it accelerate ignores `deepspeed` and runs DDP
@@ -228,11 +230,12 @@ def _train(rank: int, world_size: int, demo: Path, output: Path, port: int, stag
 
     from odb_factory.llamafactory.online_dataset import observe_online
 
+    accumulation = ACCUMULATION if samples_per_update is None else 1
     args = TrainingArguments(
         str(output),
-        deepspeed=zero_config(stage, ACCUMULATION),
+        deepspeed=zero_config(stage, accumulation),
         per_device_train_batch_size=1,
-        gradient_accumulation_steps=ACCUMULATION,
+        gradient_accumulation_steps=accumulation,
         optim="sgd",
         learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant",
@@ -258,6 +261,7 @@ def _train(rank: int, world_size: int, demo: Path, output: Path, port: int, stag
         data_collator=collate,
         odb_config=CONFIG,
         odb_observe=observe_online,
+        odb_samples_per_update=samples_per_update,
         odb_audit=True,
     )
     trainer.train()
@@ -280,3 +284,22 @@ def test_trainer_with_deepspeed_equals_ddp(
         assert vision_calls == len(steps)
         changes = {name: after - before[name].detach() for name, after in parameters.items()}
         assert relative_error(changes, ddp.changes) < ENGINES[f"ZeRO-{stage}"].tolerance
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_with_updates_of_steady_size_equals_one_process(stage: int, demo: Path, tmp_path: Path) -> None:
+    """DeepSpeed is told at each micro-batch whether it ends an update; its own count of them plays no part."""
+    results = run_ranks(WORLD, _train, demo, tmp_path, free_port(), stage, 4, init_group=False, deadline=90)
+    updates: dict[int, list[list[int]]] = {}
+    for rank in range(WORLD):
+        for line in (tmp_path / f"odb_audit.rank{rank}.jsonl").read_text().splitlines():
+            entry = json.loads(line)
+            updates.setdefault(entry["update"], []).append(entry["indices"])
+    sizes = [len(list(chain(*groups))) for groups in updates.values()]
+    assert all(size >= 4 for size in sizes[:-1])
+    assert len({len(groups) for groups in updates.values()}) > 1, "the number of micro-batches is dynamic"
+    _, changes = _reference(demo, [list(chain(*groups)) for groups in updates.values()])
+    before = dict(_parts(demo, torch.float64)[0].named_parameters())
+    for parameters, _ in results:
+        mine = {name: after - before[name].detach() for name, after in parameters.items()}
+        assert relative_error(mine, changes) < ENGINES[f"ZeRO-{stage}"].tolerance

@@ -50,7 +50,15 @@ def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_text_model(tmp_path_factory.mktemp("model"))
 
 
-def _trainer(model_path: Path, output: Path, *, budget: int, accumulation: int, **arguments: Any) -> OdbTrainer:
+def _trainer(
+    model_path: Path,
+    output: Path,
+    *,
+    budget: int,
+    accumulation: int,
+    samples_per_update: int | None = None,
+    **arguments: Any,
+) -> OdbTrainer:
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float64)
     defaults: dict[str, Any] = {
         "learning_rate": 0.0,
@@ -71,6 +79,7 @@ def _trainer(model_path: Path, output: Path, *, budget: int, accumulation: int, 
         train_dataset=MaskedSamples(SIZE, VOCABULARY),
         data_collator=pad_collate,
         odb_config=OdbConfig(token_budget=budget, depth=8),
+        odb_samples_per_update=samples_per_update,
         odb_audit=True,
     )
 
@@ -85,20 +94,24 @@ def _run(rank: int, world_size: int, model_path: Path, output: Path, port: int, 
     collect = Collect()
     trainer.add_callback(collect)
     with KeepDouble():
-        result = trainer.train()
+        trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return collect.gradients, losses, result.metrics
+    return collect.gradients, losses, trainer.odb_summary
 
 
-def _audit_updates(output: Path, world_size: int, accumulation: int) -> list[list[int]]:
-    """Indices of each update over all ranks."""
+def _audit_updates(output: Path, world_size: int) -> list[list[list[int]]]:
+    """[update][step] indices over all ranks."""
     ranks = [
         [json.loads(line) for line in (output / f"odb_audit.rank{r}.jsonl").read_text().splitlines()]
         for r in range(world_size)
     ]
-    steps = [[index for lines in ranks for index in lines[k]["indices"]] for k in range(len(ranks[0]))]
     assert len({len(lines) for lines in ranks}) == 1
-    return [list(chain(*steps[i : i + accumulation])) for i in range(0, len(steps), accumulation)]
+    updates: dict[int, list[list[int]]] = {}
+    for lines in zip(*ranks, strict=True):
+        (update,) = {line["update"] for line in lines}
+        updates.setdefault(update, []).append([index for line in lines for index in line["indices"]])
+    assert list(updates) == list(range(1, len(updates) + 1))
+    return list(updates.values())
 
 
 def _reference(model_path: Path, indices: list[int]) -> tuple[dict[str, torch.Tensor], float]:
@@ -123,10 +136,30 @@ def _reference(model_path: Path, indices: list[int]) -> tuple[dict[str, torch.Te
 def test_two_ranks_with_accumulation_equal_the_reference(text_model: Path, tmp_path: Path, accepts: bool) -> None:
     how = {"budget": 70, "accumulation": 4}
     results = run_ranks(2, _Run(how), text_model, tmp_path, free_port(), accepts, init_group=False, deadline=80)
-    updates = _audit_updates(tmp_path, 2, 4)
-    assert sorted(chain(*updates)) == list(range(SIZE))
+    updates = _audit_updates(tmp_path, 2)
+    assert {len(steps) for steps in updates} == {4}
     fillers = json.loads((tmp_path / "odb_summary.json").read_text())["fillers"]
     assert fillers > 0, "no filler took part"
+    _check_gradients(text_model, results, [list(chain(*steps)) for steps in updates])
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_updates_of_steady_size_equal_the_reference(text_model: Path, tmp_path: Path, world_size: int) -> None:
+    wanted = 7
+    run = _Run({"budget": 70, "accumulation": 1, "samples_per_update": wanted})
+    results = run_ranks(world_size, run, text_model, tmp_path, free_port(), True, init_group=False, deadline=80)
+    updates = _audit_updates(tmp_path, world_size)
+    for steps in updates[:-1]:
+        sizes = [len(step) for step in steps]
+        assert sum(sizes) >= wanted > sum(sizes[:-1]), "an update closes as soon as it has that many"
+    assert len({len(steps) for steps in updates}) > 1, "the number of micro-batches is dynamic"
+    _check_gradients(text_model, results, [list(chain(*steps)) for steps in updates])
+
+
+def _check_gradients(text_model: Path, results: Any, updates: list[list[int]]) -> None:
+    assert sorted(chain(*updates)) == list(range(SIZE))
     for gradients, losses, _ in results:
         assert len(gradients) == len(updates)
         for mine, logged, indices in zip(gradients, losses, updates, strict=True):
@@ -152,11 +185,11 @@ def test_logged_loss_does_not_depend_on_ranks_or_budget(text_model: Path, tmp_pa
     for world_size, budget in ((1, 60), (1, 200), (2, 60), (2, 130)):
         output = tmp_path / f"{world_size}-{budget}"
         run = _Run({"budget": budget, "accumulation": 24})
-        (_, logged, metrics), *_ = run_ranks(
+        (_, logged, summary), *_ = run_ranks(
             world_size, run, text_model, output, free_port(), True, init_group=False, deadline=80
         )
         assert len(logged) == 1, "one update per epoch was asked for"
         losses.append(logged[0])
-        assert metrics["odb_samples"] == SIZE
+        assert summary["samples"] == SIZE
     _, expected = _reference(text_model, list(range(SIZE)))
     assert losses == pytest.approx([expected] * 4, rel=1e-6)  # Trainer sums up in float32

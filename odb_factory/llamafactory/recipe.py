@@ -1,0 +1,249 @@
+"""A recipe as LLaMA-Factory itself reads it, on any machine; whatever is wrong with it becomes one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import logging
+import os
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from odb_factory.llamafactory.hooks import SeamError, check_version
+
+VERBOSITY = "LLAMAFACTORY_VERBOSITY"
+"""Environment variable that LLaMA-Factory's parser obeys."""
+
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
+"""Set by a launcher: with these the parser would try to meet other processes."""
+
+MACHINE_FIELDS: dict[str, Any] = {
+    "deepspeed": None,
+    "fsdp": None,
+    "fsdp_config": None,
+    "ddp_backend": None,
+    "tf32": None,
+    "enable_liger_kernel": False,
+    "use_unsloth": False,
+    "use_swanlab": False,
+    "report_to": "none",
+    "resume_from_checkpoint": None,
+}
+"""Fields that need the machine or the run that a recipe is for, and say nothing of its data: set so while planning."""
+
+LONGEST_CAUSE = 300
+"""Characters of somebody else's message that are quoted."""
+
+
+class RecipeError(ValueError):
+    """A recipe, or what it names, cannot be used: one sentence with the remedy."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """LLaMA-Factory's arguments of a recipe with `odb: true`."""
+
+    path: Path
+    model_args: Any
+    data_args: Any
+    training_args: Any
+    finetuning_args: Any
+
+
+def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe and `key=value` overrides as `llamafactory-cli train` does, but for `MACHINE_FIELDS`.
+
+    Raises:
+        RecipeError: it cannot be read, LLaMA-Factory refuses it, or it is none that `odb: true` works with.
+    """
+    file = Path(path)
+    values = read_values(file, overrides)
+    check_kind(file, values)
+    for name in MACHINE_FIELDS.keys() & values.keys():
+        values[name] = MACHINE_FIELDS[name]
+    if values.get("pure_bf16") is True:
+        values.update(pure_bf16=False, bf16=True)
+    values.update(use_cpu=True, overwrite_output_dir=True)
+    with translated(str(file), "mend the recipe"), quiet():
+        model, data, training, finetuning = _parse(file, values)
+    return Recipe(file, model, data, training, finetuning)
+
+
+def read_values(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """The fields of a recipe with overrides, unchecked; RecipeError if it is no mapping in YAML."""
+    if file.suffix not in (".yaml", ".yml"):
+        raise RecipeError(f"{file} does not end in .yaml or .yml, as LLaMA-Factory's recipes do; name such a file.")
+    if not file.is_file():
+        raise RecipeError(f"there is no recipe {file}; check the path (it is relative to {Path.cwd()}).")
+    for override in overrides:
+        if not re.fullmatch(r"[A-Za-z_][\w.]*=.*", override, re.DOTALL):
+            raise RecipeError(f"{override!r} is no override; write key=value, such as odb_token_budget=8192.")
+    from omegaconf import OmegaConf
+
+    try:
+        loaded = OmegaConf.merge(OmegaConf.load(file), OmegaConf.from_cli(list(overrides)))
+        values = OmegaConf.to_container(loaded)
+    except Exception as error:  # of the YAML parser, of OmegaConf, of the text's encoding, of the file system
+        raise RecipeError(f"{file} cannot be read as YAML ({shorten(error)}); mend it.") from error
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise RecipeError(f"{file} is no recipe: it must hold `key: value` lines; mend it.")
+    return {str(key): value for key, value in values.items()}
+
+
+def check_kind(file: Path, values: dict[str, Any]) -> None:
+    """Raise RecipeError for a recipe without `odb: true`, or of a stage that it does not support."""
+    stage = values.get("stage", "sft")
+    if stage != "sft":
+        raise RecipeError(f"{file}: stage {stage} is not supported by odb; plan a recipe of stage sft.")
+    if not values.get("odb", False):
+        raise RecipeError(
+            f"{file} has no `odb: true`, so its batches are those of stock LLaMA-Factory; to see what ODB would bring, "
+            f"add it to the recipe, or run: odb-factory plan {file} odb=true"
+        )
+
+
+def _parse(file: Path, values: dict[str, Any]) -> tuple[Any, ...]:
+    from odb_factory.llamafactory.checks import check_recipe
+    from odb_factory.trainer.checks import check_samples_per_update
+
+    try:
+        check_version()
+    except SeamError as error:
+        raise RecipeError(str(error)) from error
+    with _without(RANK_VARIABLES):
+        from llamafactory.hparams import get_train_args
+
+        try:
+            model, data, training, finetuning, _ = get_train_args(values)
+        except ValueError as error:
+            _explain_unknown_keys(file, error)
+            raise
+    _check_numbers(file, data, training)
+    try:
+        check_recipe(data, training)
+        check_samples_per_update(finetuning.odb_samples_per_update, training.gradient_accumulation_steps)
+    except ValueError as error:  # says itself what to do
+        raise RecipeError(f"{file}: {error}") from error
+    return model, data, training, finetuning
+
+
+def _check_numbers(file: Path, data: Any, training: Any) -> None:
+    """LLaMA-Factory's parser takes any value from a YAML file; these are the ones that a plan computes with."""
+    for arguments, name in (
+        (data, "cutoff_len"),
+        (training, "per_device_train_batch_size"),
+        (training, "gradient_accumulation_steps"),
+    ):
+        value = getattr(arguments, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise RecipeError(f"{file}: {name} must be a positive integer, got {value!r}; correct it.")
+
+
+def _explain_unknown_keys(file: Path, error: ValueError) -> None:
+    """Raise RecipeError if that is what `error` is about, with the nearest known names."""
+    found = re.search(r"keys are not used by the HfArgumentParser: \[(.*?)\]", str(error))
+    if found is None:
+        return
+    import dataclasses
+
+    from llamafactory.hparams import parser
+
+    known = sorted({field.name for group in parser._TRAIN_ARGS for field in dataclasses.fields(group)})
+    unknown = re.findall(r"'([^']*)'", found[1])
+    if "odb" in unknown:
+        raise RecipeError(
+            "LLaMA-Factory does not know the field odb: its hook is switched off; unset ODB_FACTORY_DISABLE, or "
+            "install odb-factory into this environment once more."
+        ) from error
+    guesses = [(name, difflib.get_close_matches(name, known, 1)) for name in unknown]
+    texts = [f"{name} (did you mean {near[0]}?)" if near else name for name, near in guesses]
+    raise RecipeError(f"{file}: LLaMA-Factory knows no field {', '.join(texts)}; correct or remove it.") from error
+
+
+def shorten(error: BaseException) -> str:
+    """The first line of what an exception says, at most some 300 characters of it, without a full stop at its end."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    mark = getattr(error, "problem_mark", None)  # of a YAML parser, whose text has many lines
+    if mark is not None:
+        lines = [f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', None) or 'unreadable'}"]
+    text = (lines[0] if lines else type(error).__name__).encode("utf-8", "backslashreplace").decode()
+    return (text[:LONGEST_CAUSE] + " ..." if len(text) > LONGEST_CAUSE else text).rstrip(". ")
+
+
+@contextlib.contextmanager
+def translated(what: str, remedy: str) -> Iterator[None]:
+    """Whatever is raised inside, `SystemExit` included, becomes a RecipeError: what, why, and the remedy."""
+    try:
+        yield
+    except RecipeError:
+        raise
+    except MemoryError:
+        raise
+    except ImportError as error:
+        raise RecipeError(
+            f"a package cannot be imported ({shorten(error)}); install it, or ask: odb-factory doctor"
+        ) from error
+    except (Exception, SystemExit) as error:
+        cause = error.__cause__ if isinstance(error, OSError) and error.__cause__ is not None else error
+        name = "" if isinstance(cause, ValueError | OSError | RuntimeError) else f"{type(cause).__name__}: "
+        raise RecipeError(f"{what}: {name}{shorten(cause)}; {remedy}.") from error
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """LLaMA-Factory, transformers and datasets print nothing but errors meanwhile."""
+    import datasets
+    import transformers
+    from llamafactory.extras import logging as factory_logging  # before its handler could hold what stdout is below
+
+    loggers = [factory_logging.get_logger("llamafactory"), logging.getLogger("transformers")]
+    levels = [logger.level for logger in loggers]
+    verbosity, bars = transformers.utils.logging.get_verbosity(), datasets.is_progress_bar_enabled()
+    datasets_verbosity = datasets.utils.logging.get_verbosity()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_environment({VERBOSITY: "ERROR", "TOKENIZERS_PARALLELISM": "false"}))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        transformers.utils.logging.set_verbosity_error()
+        datasets.utils.logging.set_verbosity_error()
+        datasets.disable_progress_bars()
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+            transformers.utils.logging.set_verbosity(verbosity)
+            datasets.utils.logging.set_verbosity(datasets_verbosity)
+            if bars:
+                datasets.enable_progress_bars()
+
+
+@contextlib.contextmanager
+def _environment(changes: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _without(names: Sequence[str]) -> Iterator[None]:
+    before = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(before)

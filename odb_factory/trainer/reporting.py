@@ -1,0 +1,116 @@
+"""What a run shows: the line at its start, progress, figures in each log, and the summary at its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import ProgressCallback
+from transformers.utils import logging
+
+from odb_factory.config import OdbConfig
+from odb_factory.runtime.loader import OdbDataLoader
+from odb_factory.trainer.bar import HeaderFilter, SamplesBar
+from odb_factory.trainer.callback import OdbCallback
+from odb_factory.trainer.progress import SampleProgress
+from odb_factory.trainer.record import RunRecord, in_words
+from odb_factory.trainer.telemetry import PREFIX
+
+logger = logging.get_logger("transformers.odb_factory")
+
+_Base: Any = object
+"""The mixin's base for type checkers: all that it calls is found in `Trainer`, later in the order of resolution."""
+
+
+class ReportingMixin(_Base):
+    """Part of `OdbTrainerMixin`: callbacks, logs and the end of the run."""
+
+    odb_config: OdbConfig
+    odb_progress: SampleProgress
+    odb_summary: dict[str, Any]
+    """Figures of the last run, as in `odb_summary.json`."""
+    odb_callback: OdbCallback
+    control: Any
+    _odb_samples_per_update: int | None
+    _odb_loader: OdbDataLoader | None
+    _odb_record: RunRecord | None
+    _odb_header: HeaderFilter
+    _odb_figures: dict[str, float]
+    """What the next log gets."""
+    _odb_emitted_before: int
+
+    def _odb_add_callbacks(self) -> None:
+        self.odb_callback = OdbCallback(
+            lambda: self.odb_progress, lambda: self.callback_handler.callbacks, self._odb_announcement
+        )
+        self.odb_callback.on_update = self._odb_commit
+        callbacks = self.callback_handler.callbacks
+        for place, callback in enumerate(callbacks):
+            if type(callback) is ProgressCallback:
+                callbacks[place] = SamplesBar(
+                    lambda: self.odb_progress,
+                    lambda: self._odb_record.audit.totals if self._odb_record is not None else {},
+                    callback.max_str_len,
+                )
+        callbacks.insert(0, self.odb_callback)
+
+    def _odb_window_bytes(self) -> str:
+        nbytes = self._odb_loader.window_bytes if self._odb_loader is not None else None
+        return f" or {nbytes >> 20:,} MB (odb_window_bytes)" if nbytes is not None else ""
+
+    def _odb_announcement(self) -> str:
+        self._odb_header.end()
+        config, ranks = self.odb_config, self.args.world_size
+        first = [config.window_target(i) for i in range(4)] if config.ramp else []
+        ramp = f", the first ones {', '.join(map(str, first[:3]))}" if first else ""
+        if self._odb_samples_per_update is not None:
+            update = f"{self._odb_samples_per_update:,} samples or more"
+        else:
+            update = f"{self.args.gradient_accumulation_steps} micro-batch(es) a rank"
+        return (
+            f"Online Dynamic Batching: up to {config.token_budget:,} padded tokens a micro-batch, windows of "
+            f"{config.depth} samples{self._odb_window_bytes()} a rank{ramp}; rule {config.alignment}, "
+            f"assignment {config.assignment}; {ranks} rank{'s' * (ranks > 1)}; an update is {update}."
+        )
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        due = self.control.should_log and self.state.global_step > self._globalstep_last_logged
+        if due and self._odb_record is not None:
+            # here and not in `log`, which anybody may call on one rank alone
+            self._odb_figures = {PREFIX + name: value for name, value in self._odb_record.meter.figures().items()}
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """As in Trainer; what is logged of a step has the figures since the last time too, see `figures_of`."""
+        if "loss" in logs:
+            logs.update(self._odb_figures)
+            self._odb_figures = {}
+        super().log(logs, *args, **kwargs)
+
+    def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> Any:
+        if self.args.max_steps <= 0:
+            self.state.max_steps = self.state.global_step
+        emitted = self.odb_progress.emitted - self._odb_emitted_before
+        output = super()._finalize_training(trial, emitted, start_time)
+        assert self._odb_record is not None
+        settings = {
+            "token_budget": self.odb_config.token_budget,
+            "depth": self.odb_config.depth,
+            "world_size": self.args.world_size,
+            "dataset_size": self.odb_progress.dataset_size,
+            "samples_per_update": self._odb_samples_per_update,
+        }
+        self.odb_summary = self._odb_record.finish(settings, write=self.is_world_process_zero())
+        if self.is_world_process_zero():
+            logger.info(in_words(self.odb_summary, self._odb_record.audit.directory))
+        if self.odb_summary["short_windows"]:
+            logger.warning(self._odb_short_windows())
+        return output
+
+    def _odb_short_windows(self) -> str:
+        assert self._odb_loader is not None
+        rounds = self.odb_summary["rounds"] * self.args.world_size
+        return (
+            f"Online Dynamic Batching: odb_window_bytes ({(self._odb_loader.window_bytes or 0) >> 20:,} MB) kept "
+            f"{self.odb_summary['short_windows']:,} of {rounds:,} windows below odb_depth, which costs padding; raise "
+            "it if the host has the memory."
+        )

@@ -1,0 +1,189 @@
+"""Figures of a run over ranks, and what is kept to draw it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from odb_factory.runtime.messages import StepInfo
+from odb_factory.trainer.picture import RunPicture, draw, table_of
+from odb_factory.trainer.series import BIN_EDGES, Lengths, Series
+from odb_factory.trainer.telemetry import Meter, figures_of
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def info(number: int, round_: int, *, padded: int, total: tuple[int, int, int], window: int = 0) -> StepInfo:
+    """A step of one rank: its padded tokens (0: IDLE), and (samples, tokens, padded tokens) of all ranks."""
+    samples, tokens, padded_tokens = total
+    return StepInfo(
+        epoch=0,
+        step=number,
+        round=round_,
+        idle=padded == 0,
+        last=False,
+        indices=(),
+        lengths=(),
+        loss_tokens=0,
+        tokens=0,
+        padded_tokens=padded,
+        global_samples=samples,
+        global_loss_tokens=0,
+        global_tokens=tokens,
+        global_padded_tokens=padded_tokens,
+        global_dropped=0,
+        window_samples=window,
+        window_bytes=100 * window,
+        align_seconds=0.002 * window,
+    )
+
+
+TOTALS = [(6, 90, 100), (4, 50, 60), (1, 10, 10)]
+RANKS = [
+    [
+        info(k, r, padded=p, total=t, window=8 - 4 * r)
+        for k, r, p, t in zip(range(3), [0, 0, 1], [60, 30, 10], TOTALS, strict=True)
+    ],
+    [
+        info(k, r, padded=p, total=t, window=4 - 4 * r)
+        for k, r, p, t in zip(range(3), [0, 0, 1], [40, 30, 0], TOTALS, strict=True)
+    ],
+]
+
+
+@pytest.fixture
+def world() -> list[Meter]:
+    """Two meters whose reductions see each other's quantities."""
+    meters: list[Meter] = []
+
+    def make(own: int) -> Any:
+        def reduce(sums: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            other = meters[1 - own]
+            names = (
+                "rank_seconds",
+                "wait_seconds",
+                "idle",
+                "rounds",
+                "window_samples",
+                "window_bytes",
+                "align_seconds",
+            )
+            return sums + np.array([other._local[n] for n in names]), np.maximum(costs, other._costs)
+
+        return reduce
+
+    for rank, (steps, wait) in enumerate(zip(RANKS, (1.0, 3.0), strict=True)):
+        clock = Clock()
+        meter = Meter(2, make(rank), clock)
+        for part in (steps[:2], steps[2:]):
+            meter.begin_update()
+            with meter.waiting():
+                clock.now += wait
+            clock.now += 4.0
+            meter.end_update(part)
+            clock.now += 1000  # an evaluation
+        meters.append(meter)
+    return meters
+
+
+def test_figures_are_those_of_all_ranks(world: list[Meter]) -> None:
+    state = world[0].state()
+    figures = world[0].figures()
+    seconds = (2 * 5.0 + 2 * 7.0) / 2  # mean over ranks of both updates, without the evaluations
+    assert figures == pytest.approx(
+        {
+            "samples_per_second": 11 / seconds,
+            "tokens_per_second": 150 / seconds,
+            "padded_tokens_per_second": 170 / seconds,
+            "padding": 1 - 150 / 170,
+            "samples_per_step": 11 / 3,
+            "data_wait": 8 / 24,
+            "filler_share": 1 / 6,
+            "imbalance": 1 - 170 / (2 * (60 + 30 + 10)),
+            "window_samples": (8 + 4 + 4 + 0) / 4,
+            "window_bytes": 100 * (8 + 4 + 4 + 0) / 4,
+            "align_ms": 2 * (8 + 4 + 4 + 0) / 4,
+        }
+    )
+    assert figures_of(world[0].run) == pytest.approx(figures)
+    assert figures_of(state) == pytest.approx(figures), "what a checkpoint saves includes what was not logged yet"
+
+
+def test_a_log_starts_anew_and_the_run_adds_up(world: list[Meter]) -> None:
+    meter = Meter(1, lambda sums, costs: (sums, costs), clock := Clock())
+    logged = []
+    for steps in RANKS[0][:2], RANKS[0][2:]:
+        meter.begin_update()
+        clock.now += 2
+        meter.end_update(steps)
+        logged.append(meter.figures())
+    assert [f["samples_per_step"] for f in logged] == [5, 1]
+    assert [f["samples_per_second"] for f in logged] == [10 / 2, 1 / 2]
+    assert figures_of(meter.run)["samples_per_second"] == pytest.approx(11 / 4)
+    later = Meter(1, lambda sums, costs: (sums, costs))
+    later.restore(json.loads(json.dumps(meter.state())))
+    assert figures_of(later.run) == figures_of(meter.run)
+
+
+def test_nothing_trained_gives_zeros() -> None:
+    assert set(Meter(1, lambda sums, costs: (sums, costs)).figures().values()) == {0.0}
+
+
+def test_a_long_series_stays_small_and_loses_nothing() -> None:
+    series = Series(most=16)
+    for number in range(1000):
+        series.add(1, number)
+    rows = series.rows()
+    assert 16 <= len(rows) <= 32
+    assert rows[:, 0].sum() == 1000
+    assert rows[:, 1].sum() == sum(range(1000))
+    assert set(rows[:-1, 0]) == {32.0}, "all but the last one stand for equally many steps"
+
+
+def test_lengths_fall_into_their_bins() -> None:
+    lengths = Lengths()
+    lengths.add((1, 64, 64, 65, 1 << 25))
+    lengths.add(())
+    assert lengths.counts.sum() == 5
+    place = int(np.flatnonzero(BIN_EDGES == 64)[0])
+    assert lengths.counts[place] == 3
+    assert lengths.counts[0] == 1
+    assert lengths.counts[-1] == 1, "longer than the last edge: counted in the last bin"
+
+
+@pytest.mark.parametrize("rows", [1, 2, 500])
+def test_the_picture_is_drawn_of_any_run(tmp_path: Path, rows: int) -> None:
+    import matplotlib.image
+
+    lengths, series = Lengths(), Series()
+    for number in range(rows):
+        lengths.add([number % 700 + 1] * 3)
+        series.add(1, number % 50, number, 2 * number, 0.0 if rows == 1 else 1.0, 0.0)
+    picture = RunPicture("a run", lengths.counts, series.rows(), 1024, 2, [("samples", "3")])
+    draw(tmp_path / "odb_report.png", picture)
+    image = matplotlib.image.imread(tmp_path / "odb_report.png")
+    assert image.shape[0] > 600
+    assert image.shape[1] > 1000
+    assert len(np.unique(image.reshape(-1, image.shape[2]), axis=0)) > 20
+    assert [p.name for p in tmp_path.iterdir()] == ["odb_report.png"]
+
+
+def test_the_table_says_what_was_left_out() -> None:
+    numbers: dict[str, Any] = dict.fromkeys(figures_of({}), 0.5)
+    summary = {**numbers, "samples": 9, "unique": 8, "dropped": {"a": 2, "b": 1}, "bad": 1, "steps": 3, "fillers": 1}
+    rows = dict(table_of({**summary, "left": 4}))
+    assert rows["left out (odb_quota)"] == "4"
+    assert rows["dropped (bad)"] == "3 (1)"
+    assert "left out (odb_quota)" not in dict(table_of({**summary, "left": 0}))
