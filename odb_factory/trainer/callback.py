@@ -10,6 +10,7 @@ from transformers.utils import logging
 
 from odb_factory.trainer.bar import SamplesBar
 from odb_factory.trainer.progress import SampleProgress
+from odb_factory.trainer.shares import Shares
 
 logger = logging.get_logger("transformers.odb_factory")  # below transformers' own: same handler and verbosity
 
@@ -34,6 +35,7 @@ class OdbCallback(TrainerCallback):
         self._progress = progress
         self._announcement = announcement
         self._bars = bars
+        self._shares = Shares()
         self.on_update: Callable[[], None] = lambda: None
         """Called on every rank when an update is done, before anything is saved."""
         self.on_total: list[Callable[[int], None]] = []
@@ -42,6 +44,7 @@ class OdbCallback(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if args.max_steps <= 0:
             state.max_steps = self._progress().estimated_updates()
+            self._shares.begin(args, state, self._progress().share)
         text = self._announcement()
         if state.is_world_process_zero:
             logger.info(text)
@@ -53,16 +56,16 @@ class OdbCallback(TrainerCallback):
         if progress.epoch_over:
             control.should_epoch_stop = True
         if args.max_steps <= 0:
-            self._show_total(args, state, state.global_step if progress.finished else progress.estimated_updates())
+            self._show_total(state, state.global_step if progress.finished else progress.estimated_updates())
+            self._shares.ask(args, state, control, progress.share)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._show_total(args, state, state.global_step)
+        self._show_total(state, state.global_step)
 
-    def _show_total(self, args: TrainingArguments, state: TrainerState, total: int) -> None:
+    def _show_total(self, state: TrainerState, total: int) -> None:
         if total == state.max_steps:
             return
         state.max_steps = total
-        state.compute_steps(args, total)  # logging_steps and the like may be given as a share of the run
         for callback in self._bars():
             if isinstance(callback, ProgressCallback) and not isinstance(callback, SamplesBar):
                 bar = callback.training_bar  # of a user's own class

@@ -44,6 +44,11 @@ class SampleProgress:
         return self.handled / self.dataset_size
 
     @property
+    def share(self) -> float:
+        """Of the samples of the whole run, those that are done; at most 1."""
+        return min(1.0, self.handled / self.total)
+
+    @property
     def in_epoch(self) -> int:
         """Samples of the current epoch that were emitted or dropped."""
         return self._in_epoch

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -62,7 +64,7 @@ def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_trainer(
-    model_path: Path, output: Path, *, data: Any = None, budget: int = 120, **arguments: Any
+    model_path: Path, output: Path, *, data: Any = None, eval_data: Any = None, budget: int = 120, **arguments: Any
 ) -> OdbTrainer:
     torch.set_num_threads(1)
     defaults: dict[str, Any] = {
@@ -78,6 +80,7 @@ def make_trainer(
         model=AutoModelForCausalLM.from_pretrained(model_path),
         args=TrainingArguments(str(output), **(defaults | arguments)),
         train_dataset=data or MaskedSamples(SIZE, 100),
+        eval_dataset=eval_data,
         data_collator=pad_collate,
         odb_config=OdbConfig(token_budget=budget, depth=16),
         odb_audit=True,
@@ -159,6 +162,40 @@ def test_progress_bar_ends_full(text_model: Path, tmp_path: Path) -> None:
     trainer.callback_handler.callbacks.insert(1, Look())
     trainer.train()
     assert bars == [(SIZE, SIZE)], "the bar counts samples"
+
+
+def test_shares_of_the_run_are_shares_of_its_samples(text_model: Path, tmp_path: Path) -> None:
+    """Whatever the estimate of the steps says meanwhile; and a run that is resumed goes on with them."""
+    how = {"save_strategy": "steps", "save_steps": 0.25, "logging_steps": 0.1, "eval_steps": 0.5}
+    how |= {"eval_strategy": "steps"}
+
+    def run(output: Path, **more: Any) -> OdbTrainer:
+        trainer = make_trainer(text_model, output, eval_data=MaskedSamples(4, 100), **how)
+        trainer.train(**more)
+        return trainer
+
+    history = run(tmp_path).state.log_history
+    shares = shares_done(tmp_path)
+    for key, share in (("loss", 0.1), ("eval_loss", 0.5)):
+        steps = [entry["step"] for entry in history if key in entry]
+        assert steps == first_at(shares, share), key
+    saved = sorted(int(p.name.split("-")[1]) for p in tmp_path.glob("checkpoint-*"))
+    assert saved == first_at(shares, 0.25)
+    shutil.rmtree(tmp_path / f"checkpoint-{saved[-1]}")
+    again = run(tmp_path, resume_from_checkpoint=str(tmp_path / f"checkpoint-{saved[1]}"))
+    assert sorted(int(p.name.split("-")[1]) for p in tmp_path.glob("checkpoint-*")) == saved
+    assert [entry["step"] for entry in again.state.log_history if "loss" in entry] == first_at(shares, 0.1)
+
+
+def shares_done(output: Path) -> list[float]:
+    """For each update, the share of the run of two epochs that is done with it."""
+    return [n / (2 * SIZE) for n in itertools.accumulate(len(line["indices"]) for line in audit_lines(output))]
+
+
+def first_at(shares: list[float], share: float) -> list[int]:
+    """The updates (1-based) that reach another multiple of `share`."""
+    parts = [0, *(int(done / share + 1e-9) for done in shares)]
+    return [update for update in range(1, len(parts)) if parts[update] > parts[update - 1]]
 
 
 def test_half_an_epoch_stops_at_half_the_samples(text_model: Path, tmp_path: Path) -> None:
