@@ -30,6 +30,7 @@ class Stage:
     """Go on from `checkpoint-{resume}`; 0: from the last one there is."""
     depth: int = 16
     accumulation: int = 1
+    samples_per_update: int | None = None
     budget: int = 120
     workers: int = 0
     assignment: str = "shared"
@@ -119,6 +120,7 @@ def make_trainer(stage: Stage, model_path: Path, output: Path, world: int) -> An
         train_dataset=Logged(output / "reads.txt"),
         data_collator=pad_collate,
         odb_config=OdbConfig(token_budget=stage.budget, depth=stage.depth, timeout=30.0, assignment=stage.assignment),
+        odb_samples_per_update=stage.samples_per_update,
         odb_audit=True,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,37 @@ def test_counts_go_on_where_they_were(text_model: Path, tmp_path: Path) -> None:
         steps = len({(line["epoch"], line["step"]) for line in audit(tmp_path)})
         assert result["summary"]["steps"] == steps
         assert result["step"] == max(line["update"] for line in audit(tmp_path))
+
+
+def test_figures_of_a_resumed_run_are_those_of_the_whole(text_model: Path, tmp_path: Path) -> None:
+    run(Stage(2, stop="clean", at=3), text_model, tmp_path)
+    results = run(Stage(2, resume=3), text_model, tmp_path)
+    lines = audit(tmp_path)
+    steps: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for line in lines:
+        steps.setdefault((line["epoch"], line["step"]), []).append(line)
+    costs = [[line["padded_tokens"] for line in step] for step in steps.values()]
+    for result in results:
+        summary = result["summary"]
+        assert summary["samples_per_step"] == pytest.approx(sum(len(x["indices"]) for x in lines) / len(steps))
+        assert summary["filler_share"] == pytest.approx(sum(x["idle"] for x in lines) / len(lines), abs=1e-6)
+        assert summary["imbalance"] == pytest.approx(1 - sum(map(sum, costs)) / (2 * sum(map(max, costs))), abs=1e-6)
+
+
+def test_updates_of_steady_size_go_on(text_model: Path, tmp_path: Path) -> None:
+    """A rank is killed between two micro-batches of an update; that update begins anew, with as many samples."""
+    stage = Stage(2, samples_per_update=9, budget=60)
+    run(dataclasses.replace(stage, stop="kill", at=2), text_model, tmp_path)
+    results = run(dataclasses.replace(stage, resume=2), text_model, tmp_path)
+    assert emitted(tmp_path) == {0: VALID, 1: VALID}
+    sizes: dict[int, dict[int, int]] = {0: {}, 1: {}}
+    for line in audit(tmp_path):
+        epoch = sizes[line["epoch"]]
+        epoch[line["update"]] = epoch.get(line["update"], 0) + len(line["indices"])
+    for epoch in sizes.values():
+        assert all(size >= 9 for _, size in sorted(epoch.items())[:-1])
+        assert len(epoch) > 3
+    assert [result["step"] for result in results] == [sum(map(len, sizes.values()))] * 2
 
 
 def test_max_steps_ends_a_resumed_run(text_model: Path, tmp_path: Path) -> None:
