@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from odb_factory import __version__
-from odb_factory.commands import demo
+from odb_factory.commands import data, demo, doctor, plan
 
-COMMANDS = {"demo": demo}
+COMMANDS = {"data": data, "demo": demo, "doctor": doctor, "plan": plan}
 """By name: a module with `HELP`, `add_arguments(parser)` and `run(options) -> exit status`."""
 
 

@@ -1,0 +1,94 @@
+"""`odb-factory plan`: what Online Dynamic Batching will bring on a recipe's own data, before anything is trained."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+HELP = "predict padding, steps and memory of a recipe, with and without ODB; no GPU and no model weights"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("recipe", type=Path, help="a LLaMA-Factory recipe (.yaml) with odb: true")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe fields to change, right after it")
+    parser.add_argument(
+        "--samples",
+        type=_count_or_all,
+        default=2000,
+        metavar="N",
+        help="rows to measure, drawn at random, or `all` (default: 2000)",
+    )
+    parser.add_argument(
+        "--world-size", type=_positive, metavar="W", help="ranks to plan for (default: as launched, or 1)"
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="S", help="of the draw and the epoch's order (default: the recipe's)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw it")
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+    return int(text)
+
+
+def _count_or_all(text: str) -> int | None:
+    return None if text == "all" else _positive(text)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plan and print; returns the exit status."""
+    if options.plot is not None:
+        _check_plot(options.plot)
+    # what LLaMA-Factory and its libraries print must not mix with what is asked for
+    with contextlib.redirect_stdout(sys.stderr):
+        from odb_factory.llamafactory.recipe import load_recipe
+
+        recipe = load_recipe(options.recipe, options.overrides)
+
+        from odb_factory.plan.planner import make_plan, ranks_of_environment
+        from odb_factory.plan.plot import write_plot
+        from odb_factory.plan.schema import as_json
+        from odb_factory.plan.text import as_text
+
+        plan = make_plan(
+            recipe,
+            samples=options.samples,
+            world_size=options.world_size or ranks_of_environment(),
+            seed=options.seed,
+            on_progress=_progress(),
+        )
+        if options.plot is not None:
+            write_plot(plan, options.plot)
+    print(json.dumps(as_json(plan), indent=2) if options.json else as_text(plan))
+    return 0
+
+
+def _check_plot(path: Path) -> None:
+    """Better now than after the planning."""
+    if path.suffix.lower() != ".png":
+        raise ValueError(f"--plot {path}: the figure is a PNG; give a file name that ends in .png.")
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(f"--plot {path}: there is no directory {path.absolute().parent}; make it first.")
+    if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise PermissionError(f"--plot {path}: it cannot be written there; name another file.")
+
+
+def _progress() -> Callable[[int, int], None]:
+    """Shows on a terminal how many rows were read."""
+    if not sys.stderr.isatty():
+        return lambda done, of: None
+
+    def show(done: int, of: int) -> None:
+        if done % 50 == 0 or done == of:
+            print(f"\rreading rows: {done:,} of {of:,}" + ("\n" if done == of else ""), end="", file=sys.stderr)
+
+    return show
