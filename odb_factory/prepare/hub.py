@@ -1,0 +1,91 @@
+"""Files of data sets on the Hugging Face Hub. Its client does the asking; a file that was cut off goes on where it was.
+
+The client itself starts a file anew in every process (1.x), which for some gigabytes is no way to resume.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+SECONDS = 5.0
+"""How long the Hub may take to say what a file is."""
+
+TERMS = (
+    "its owners ask you to accept their terms on its page of the Hugging Face Hub and to log in (`hf auth login`, or "
+    "HF_TOKEN); do that and run again"
+)
+GONE = "it is not there any more, or asks for a login (`hf auth login`, or HF_TOKEN)"
+
+
+def hub_file(repository: str, name: str, revision: str | None, target: Path, instead: str) -> Path:
+    """A file of a data set: from `target` or the Hub's own cache if it is there, else fetched into `target`.
+
+    Args:
+        instead: what to do without the Hub, a sentence.
+
+    Raises:
+        OSError: it cannot be had; one sentence that says why and what to do.
+    """
+    import httpx
+    from huggingface_hub import errors as hub
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+    path = target / Path(name).name
+    if path.is_file():
+        return path
+    cached = try_to_load_from_cache(repository, name, repo_type="dataset", revision=revision)
+    if isinstance(cached, str):
+        return Path(cached)
+    try:
+        url = hf_hub_url(repository, name, repo_type="dataset", revision=revision)
+        return _fetch(url, get_hf_file_metadata(url, timeout=SECONDS), path)
+    except hub.GatedRepoError:
+        reason = TERMS
+    except hub.OfflineModeIsEnabled:
+        reason = "the Hugging Face Hub is switched off (HF_HUB_OFFLINE)"
+    except httpx.TransportError as error:
+        reason = f"the Hugging Face Hub cannot be reached ({_first_line(error)})"
+    except (hub.RepositoryNotFoundError, hub.RevisionNotFoundError, hub.EntryNotFoundError):
+        reason = GONE
+    except hub.HfHubHTTPError as error:
+        reason = f"the Hugging Face Hub answered with an error ({_first_line(error)})"
+    raise OSError(f"could not fetch {name} of {repository}: {reason}. {instead}") from None
+
+
+def _fetch(url: str, metadata: Any, path: Path) -> Path:
+    """Fetch a file, or the rest of it; its size and, where the Hub knows it, its check sum are compared."""
+    import httpx
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{(metadata.etag or 'unknown')[:16]}.part")
+    same_host = httpx.URL(metadata.location).host == httpx.URL(url).host  # elsewhere it is a signed address
+    headers = build_hf_headers() if same_host else {}
+    with part.open("ab") as file:
+        if metadata.size is not None and file.tell() > metadata.size:
+            file.truncate(0)
+        http_get(
+            metadata.location,
+            file,
+            resume_size=part.stat().st_size,
+            headers=headers,
+            expected_size=metadata.size,
+            displayed_filename=path.name,
+        )
+    if len(metadata.etag or "") == 64 and _sha256(part) != metadata.etag:
+        part.unlink()
+        raise OSError(f"{path.name} was damaged on its way; run again.")
+    part.replace(path)
+    return path
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")

@@ -1,0 +1,189 @@
+"""The images of a data set: found in a folder, taken out of an archive or fetched one by one; each decoded once."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import warnings
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
+from pathlib import Path, PurePosixPath
+
+THREADS = 16
+"""Images that are fetched at once."""
+
+DECODERS = 4
+"""Images that are decoded at once; a large one takes some hundred megabytes."""
+
+ATTEMPTS = 3
+"""How often an image is asked for, from a server that has given one before; a silent one is given up at once."""
+
+SECONDS = 10.0
+"""How long a server may be silent."""
+
+
+NOT_FOUND = "image not found"
+UNDECODABLE = "image that cannot be decoded"
+DAMAGED = "image that is damaged in the archive"
+LACKING = {NOT_FOUND, UNDECODABLE, DAMAGED}
+"""Why an image cannot be had: all reasons of `Lacking`."""
+
+
+class Lacking(Exception):
+    """An image that cannot be had; the text is the reason, the same for every image of its kind."""
+
+
+class Images(ABC):
+    """Images by the names that the data set gives them."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Path | Lacking] = {}
+        self._decoders = threading.Semaphore(DECODERS)
+
+    @abstractmethod
+    def locate(self, name: str) -> Path:
+        """The file of an image, made if need be; runs in several threads.
+
+        Raises:
+            Lacking: there is no such image.
+            OSError: nothing can be said, since a server or a disk does not answer.
+        """
+
+    def get(self, names: Iterable[str]) -> dict[str, Path | Lacking]:
+        """A readable file for each name, or why there is none."""
+        wanted = set(names)
+        new = sorted(wanted - self._known.keys())
+        if new:
+            pool = ThreadPoolExecutor(THREADS)
+            try:
+                with warnings.catch_warnings():  # here, since it is for all threads at once
+                    warnings.simplefilter("ignore")  # Pillow's about metadata and sizes; what matters raises
+                    self._known.update(zip(new, pool.map(self._checked, new), strict=True))
+            finally:
+                pool.shutdown(cancel_futures=True)
+        return {name: self._known[name] for name in wanted}
+
+    def _checked(self, name: str) -> Path | Lacking:
+        try:
+            path = self.locate(name)
+            with self._decoders:
+                _decode(path)
+        except Lacking as reason:
+            return reason
+        return path
+
+
+def _decode(path: Path) -> None:
+    """Read the whole image, JPEG at an eighth of its size, which still notices one that is cut off."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            image.draft("RGB", (image.width // 8, image.height // 8))
+            image.load()
+    except Exception as error:  # Pillow's decoders raise whatever the bytes lead them to
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk, not the image
+        raise Lacking(UNDECODABLE) from None
+
+
+class Folders(Images):
+    """Images that lie in one of several folders."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        super().__init__()
+        self._folders = folders
+
+    def locate(self, name: str) -> Path:
+        for folder in self._folders:
+            path = folder / name
+            if path.is_file():
+                return path
+        raise Lacking(NOT_FOUND)
+
+
+class Archive(Images):
+    """Images in a zip file, found by name wherever they lie in it, and written to `target` once."""
+
+    def __init__(self, archive: Path, target: Path) -> None:
+        """ValueError if `archive` is no zip file."""
+        super().__init__()
+        try:
+            self._zip = zipfile.ZipFile(archive)
+        except zipfile.BadZipFile:
+            raise ValueError(f"{archive} is not a whole zip file; fetch it again.") from None
+        self._target = target
+        self._members: dict[str, zipfile.ZipInfo] = {}
+        for member in self._zip.infolist():
+            parts = PurePosixPath(member.filename).parts
+            for start in range(len(parts)):
+                self._members.setdefault("/".join(parts[start:]), member)
+
+    def locate(self, name: str) -> Path:
+        path = self._target / name
+        if path.is_file():
+            return path
+        member = self._members.get(name)
+        if member is None or member.is_dir():
+            raise Lacking(NOT_FOUND)
+        try:
+            content = self._zip.read(member)
+        except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError):
+            raise Lacking(DAMAGED) from None
+        return _write(path, content)
+
+
+class Web(Images):
+    """Images that a web server has under `base`, written to `target` once."""
+
+    def __init__(self, base: str, target: Path, instead: str) -> None:
+        """`instead`: what to do where the server cannot be reached, a sentence."""
+        super().__init__()
+        self._base, self._target, self._instead = base, target, instead
+        self._answered = False
+
+    def locate(self, name: str) -> Path:
+        path = self._target / name
+        if path.is_file():
+            return path
+        url = self._base + urllib.parse.quote(name)
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                content = _download(url)
+                self._answered = True
+                return _write(path, content)
+            except urllib.error.HTTPError as error:
+                if error.code in (403, 404, 410):
+                    raise Lacking(NOT_FOUND) from None
+                problem: Exception = error
+            except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
+                problem = error
+            if not self._answered:
+                break
+            time.sleep(attempt)
+        raise OSError(f"could not fetch {url} ({problem}). {self._instead}")
+
+
+def _download(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=SECONDS) as answer:
+        content: bytes = answer.read()
+        length = answer.headers.get("Content-Length")
+    if length is not None and int(length) != len(content):
+        raise ConnectionError(f"{len(content)} bytes of {length}")
+    return content
+
+
+def _write(path: Path, content: bytes) -> Path:
+    """Write a file that is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(f"{path}.part")
+    part.write_bytes(content)
+    os.replace(part, path)
+    return path
