@@ -3,12 +3,14 @@
     python -m benchmarks.plan [--real-input DIR]
 
 The demo's quickstart recipe, with and without ODB, is trained for one epoch on one and two ranks. `DIR` is the work
-directory of a finished `benchmarks.real_input`, whose two runs on real conversations are compared, too.
+directory of a finished `benchmarks.real_input`, whose two runs on real conversations are compared, too. How far plans
+from a part of the rows are off is counted for all of these, and for more of these conversations without a run.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import shutil
 import sys
@@ -21,10 +23,14 @@ import yaml
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.launch import train
+from benchmarks.sharegpt import read_conversations, write_dataset
 from benchmarks.tables import table
 from odb_factory.demo import make_demo
 from odb_factory.llamafactory.recipe import load_recipe
-from odb_factory.plan.planner import Plan, make_plan
+from odb_factory.plan.compare import Comparison
+from odb_factory.plan.observed import Observed
+from odb_factory.plan.pipeline import draw
+from odb_factory.plan.planner import DEFAULT_SAMPLES, Plan, make_plan
 from odb_factory.plan.prediction import Prediction
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,25 +95,24 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def plan(run: Run, *, samples: int | None = None, seed: int | None = None) -> Plan:
-    """A plan of the run's recipe; by default of all rows."""
-    return make_plan(load_recipe(run.recipe), samples=samples, world_size=run.ranks, seed=seed)
-
-
-def train_demo(work: Path, deadline: float) -> Iterator[Run]:
+def train_demo(work: Path, deadline: float, reuse: bool) -> Iterator[Run]:
     """Make the demo and train its quickstart recipe for an epoch: on one and two ranks, with ODB and without."""
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    paths = make_demo(work / "demo")
+    if not reuse:
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        make_demo(work / "demo")
+    demo = work / "demo"
     for ranks, name in ((1, "quickstart"), (2, "quickstart_2rank")):
         common = yaml.safe_load((ROOT / "yaml_recipes" / f"{name}.yaml").read_text(encoding="utf-8"))
-        common |= {"model_name_or_path": str(paths.model), "dataset_dir": str(paths.data), "num_train_epochs": 1}
+        common |= {"model_name_or_path": str(demo / "model"), "dataset_dir": str(demo / "data"), "num_train_epochs": 1}
         common |= {"include_num_input_tokens_seen": "all", "logging_steps": 1}
         stock = {key: value for key, value in common.items() if not key.startswith("odb")}
         places = {}
         for method, recipe in (("odb", common), ("standard", stock)):
             place = places[method] = work / f"{name}_{method}"
             file = place.with_suffix(".yaml")
+            if reuse and (place / "trainer_state.json").is_file():
+                continue
             file.write_text(yaml.safe_dump(recipe | {"output_dir": str(place)}), encoding="utf-8")
             print(f"Training {file.name} ...", file=sys.stderr, flush=True)
             with_cache = {"cache": work / f"cache_{name}_{method}", "console": place.with_suffix(".log")}
@@ -131,9 +136,8 @@ def real_run(work: Path, odb: str) -> Run:
 HEAD = ["data", "ranks", "batching", "steps", "samples a step", "padding", "padded tokens", "share of ideal time"]
 
 
-def rows(run: Run) -> list[list[Any]]:
+def rows(run: Run, made: Plan) -> list[list[Any]]:
     """Run and plan, side by side."""
-    made = plan(run)
     pairs = [
         ("Standard", counted(run, made.standard), Figures.predicted(made.standard)),
         ("ODB", audited(run), Figures.predicted(made.own)),
@@ -155,14 +159,15 @@ def rows(run: Run) -> list[list[Any]]:
 PART_HEAD = ["data", "ranks", "batching", "rows read", "steps", "samples a step", "padding", "share of ideal time"]
 
 
-def part_rows(run: Run, draws: int) -> list[list[Any]]:
-    """Errors of plans from a part of the rows: the mean of their sizes, and the largest."""
-    whole = plan(run)
-    count = round(PART * whole.observed.size)
-    parts = [plan(run, samples=count, seed=seed) for seed in range(draws)]
+def part_rows(data: str, whole: Plan, draws: int, count: int) -> list[list[Any]]:
+    """Errors of plans from `count` of the rows that `whole` read: the mean of their sizes, and the largest."""
+    parts = [_part(whole, count, seed) for seed in range(draws)]
+    config = whole.config
     found = []
-    for name in ("standard", "own"):
-        true, guesses = getattr(whole, name), [getattr(part, name) for part in parts]
+    for label, true, guesses in (
+        ("Standard", whole.standard, [part.standard() for part in parts]),
+        ("ODB", whole.own, [part.online(config.token_budget, config.depth) for part in parts]),
+    ):
         cells = []
         for field in ("steps", "samples_per_step", "padding", "ideal_share"):
             errors = [abs(getattr(guess, field) - getattr(true, field)) for guess in guesses]
@@ -170,9 +175,41 @@ def part_rows(run: Run, draws: int) -> list[list[Any]]:
                 errors = [error / getattr(true, field) for error in errors]
             unit = " points" if field == "padding" else " %"
             cells.append(f"{100 * sum(errors) / draws:.1f}, at most {100 * max(errors):.1f}{unit}")
-        label = "ODB" if name == "own" else "Standard"
-        found.append([run.data, run.ranks, label, f"{count} of {whole.observed.size}", *cells])
+        found.append([data, whole.world_size, label, f"{count:,} of {whole.observed.size:,}", *cells])
     return found
+
+
+def _part(whole: Plan, count: int, seed: int) -> Comparison:
+    """As if only `count` rows had been drawn; each sample is processed by itself, so none is processed again."""
+    observed = whole.observed
+    drawn = set(draw(observed.size, count, seed))
+    part = Observed(
+        observed.size,
+        tuple(meta for meta in observed.metas if meta.index in drawn),
+        tuple(drop for drop in observed.dropped if drop.index in drawn),
+    )
+    config = dataclasses.replace(whole.config, seed=seed)
+    return Comparison(part, config, whole.fixed, world_size=whole.world_size, packable=False)
+
+
+def plan_of_more(run: Run, count: int, ranks: int, place: Path) -> Plan:
+    """Of the first `count` conversations of the package that `run` took some of, with its model and recipe."""
+    write_dataset(read_conversations(count), place)
+    return make_plan(load_recipe(run.recipe, [f"dataset_dir={place}"]), samples=None, world_size=ranks)
+
+
+def report(runs: list[Run], more: list[Plan], draws: int) -> None:
+    """Print both tables."""
+    plans = [make_plan(load_recipe(run.recipe), samples=None, world_size=run.ranks) for run in runs]
+    print("One epoch, run / planned, all rows read:\n")
+    print(table(HEAD, [row for run, made in zip(runs, plans, strict=True) for row in rows(run, made)]))
+    parts = [("ShareGPT", made, DEFAULT_SAMPLES) for made in more]
+    parts += [(run.data, made, round(PART * made.observed.size)) for run, made in zip(runs, plans, strict=True)]
+    print(
+        f"\nPlans from a part of the rows, {draws} draws, against the plan from all rows: mean error, and the largest"
+    )
+    print("(relative; padding in percentage points):\n")
+    print(table(PART_HEAD, [row for name, made, count in parts for row in part_rows(name, made, draws, count)]))
 
 
 def main() -> None:
@@ -180,23 +217,22 @@ def main() -> None:
     parser.add_argument(
         "--work-dir", type=Path, default=Path("outputs/plan"), help="for the demo's runs; emptied first"
     )
+    parser.add_argument("--reuse", action="store_true", help="keep what an earlier call trained there")
     parser.add_argument("--real-input", type=Path, help="work directory of a finished benchmarks.real_input")
+    parser.add_argument("--conversations", type=int, default=6000, help="with --real-input: so many are planned, too")
     parser.add_argument("--odb", default="odb", help="name of its recipe with ODB (default: odb)")
     parser.add_argument("--draws", type=int, default=10, help="plans from a part of the rows")
     parser.add_argument("--deadline", type=float, default=600, help="seconds that a training of the demo may take")
     options = parser.parse_args()
+    work = options.work_dir.resolve()
     try:
         runs = [] if options.real_input is None else [real_run(options.real_input.resolve(), options.odb)]
-        runs += train_demo(options.work_dir.resolve(), options.deadline)
+        runs += train_demo(work, options.deadline, options.reuse)
+        ranks = (2, 8) if options.real_input is not None else ()
+        more = [plan_of_more(runs[0], options.conversations, count, work / "more") for count in ranks]
     except BenchmarkError as error:
         sys.exit(f"error: {error}")
-    print("One epoch, run / planned, all rows read:\n")
-    print(table(HEAD, [row for run in runs for row in rows(run)]))
-    print(
-        f"\nPlans from {PART:.0%} of the rows, {options.draws} draws, against the plan from all rows: mean error, and"
-    )
-    print("the largest (relative; padding in percentage points):\n")
-    print(table(PART_HEAD, [row for run in runs for row in part_rows(run, options.draws)]))
+    report(runs, more, options.draws)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The figures of `benchmarks/REPORT.md` that are measured: shared cursor, memory, scale. Some minutes on two cores.
+"""Measured figures of `benchmarks/REPORT.md`: shared cursor, memory, scale, plan. Some minutes on two cores.
 
 python -m benchmarks.report
 """
@@ -13,6 +13,7 @@ RUNS = (
     ("Shared cursor, longer epochs", ["benchmarks.assignment", "--per-rank", "2000", "--worlds", "2", "8", "64"]),
     ("Memory", ["benchmarks.memory"]),
     ("Scale", ["benchmarks.scale"]),
+    ("Plan", ["benchmarks.plan"]),
 )
 
 

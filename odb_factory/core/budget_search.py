@@ -15,7 +15,7 @@ RESOLUTION = 64
 """Bisection ends when the gap is below this part of the budget found."""
 
 _APART = 0.75
-"""Points of an extrapolation: each has at most this share of the next one's tokens, so that noise stays noise."""
+"""What is extrapolated from two lengths needs one of at most this share of the other, so that noise stays noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,49 +39,74 @@ class Found:
     """Largest budget found to fit; 0: none is as large as `lowest`."""
     probes: tuple[Probe, ...]
     """In the order of the search."""
-
-    @property
-    def over(self) -> float:
-        """By how many bytes the first budget that did not fit is too large; -inf: none was."""
-        return next((probe.over for probe in self.probes if probe.over > 0), -inf)
+    over: float = 0.0
+    """If none was found: about how many bytes `lowest` needs too many; infinite: a step ran out of memory."""
 
 
 class Growth:
-    """Extrapolates what a step of a kind needs: a fixed part, one that is linear in its tokens and a quadratic one."""
+    """Extrapolates what a step of a family needs: a fixed part, one for each token, and one for each pair in a row.
+
+    Without the fixed part, the need of a token is a straight line over the length of the rows.
+    """
 
     def __init__(self) -> None:
-        self._points: dict[int, float] = {}
+        self._points: dict[tuple[int, int], float] = {}
 
-    def add(self, tokens: int, need: float) -> None:
-        """A step of so many padded tokens was measured."""
+    def add(self, tokens: int, width: int, need: float) -> None:
+        """A step of so many padded tokens, in rows of that length, was measured."""
         if isfinite(need):
-            self._points[tokens] = need
-
-    def predict(self, tokens: int) -> float:
-        """What a larger step will need; with one point as much, with two as if all growth were quadratic."""
-        points = self._spread(tokens)
-        if len(points) < 2:
-            return points[0][1] if points else -inf
-        (n2, v2), (n1, v1) = points[:2]
-        slope = max(0.0, v2 - v1) / (n2 - n1)
-        if len(points) == 2:
-            return v2 + slope * (tokens**2 - n2**2) / (n2 + n1)
-        n0, v0 = points[2]
-        curve = max(0.0, slope - (v1 - v0) / (n1 - n0)) / (n2 - n0)
-        return v2 + slope * (tokens - n2) + curve * (tokens - n2) * (tokens - n1)
+            self._points[tokens, width] = need
 
     @property
     def is_known(self) -> bool:
         """There are enough points to tell the parts from each other."""
         return len(self._points) > 2
 
-    def _spread(self, tokens: int) -> list[tuple[int, float]]:
-        """Up to three points at or below `tokens`, the largest first."""
-        chosen: list[tuple[int, float]] = []
-        for n in sorted((n for n in self._points if n <= tokens), reverse=True):
-            if not chosen or n <= chosen[-1][0] * _APART:
-                chosen.append((n, self._points[n]))
-        return chosen[:3]
+    def predict(self, tokens: int, width: int) -> float:
+        """What a larger step will need; rather too much than too little, and with one point as much as with that."""
+        below = sorted((n, row, need) for (n, row), need in self._points.items() if n <= tokens)
+        if len(below) < 2:
+            return below[0][2] if below else -inf
+        fixed = _fixed(below)
+        # by row length, from the largest step with that, whose need is the least fixed
+        rates = {row: max(0.0, need - fixed) / n for n, row, need in below}
+        return fixed + tokens * _rate(rates, width, self.is_known)
+
+
+def _fixed(points: list[tuple[int, int, float]]) -> float:
+    """The fixed part of what steps need, out of (tokens, row length, need) in ascending order."""
+    by_width: dict[int, list[tuple[int, float]]] = {}
+    for n, row, need in points:
+        by_width.setdefault(row, []).append((n, need))
+    same = next((found for _, found in sorted(by_width.items()) if len(found) > 1), None)
+    if same is not None:  # the same need of a token in both
+        (n0, v0), (n1, v1) = same[0], same[-1]
+        return v0 - max(0.0, v1 - v0) / (n1 - n0) * n0
+    apart = sorted({n: need for n, _, need in reversed(points)}.items())
+    if len(apart) < 2:
+        return apart[0][1]
+    (n0, v0), (n1, v1) = apart[:2]
+    slope, curve = max(0.0, v1 - v0) / (n1 - n0), 0.0
+    if len(apart) > 2:
+        n2, v2 = apart[2]
+        curve = max(0.0, (v2 - v1) / (n2 - n1) - slope) / (n2 - n0)
+    return v0 - slope * n0 + curve * n0 * n1
+
+
+def _rate(rates: dict[int, float], width: int, is_known: bool) -> float:
+    """The need of a token in rows of this length: between known lengths, and on from the longest one."""
+    longer = min((row for row in rates if row >= width), default=None)
+    if longer is not None:
+        shorter = max((row for row in rates if row < width), default=None)
+        if shorter is None:
+            return rates[longer]
+        part = (width - shorter) / (longer - shorter)
+        return rates[shorter] + max(0.0, rates[longer] - rates[shorter]) * part
+    last = max(rates)
+    before = max((row for row in rates if row <= last * _APART), default=None)
+    if before is None or not is_known:  # all of it may be for pairs
+        return rates[last] * width / last
+    return rates[last] + max(0.0, rates[last] - rates[before]) / (last - before) * (width - last)
 
 
 class _Search:
@@ -115,16 +140,26 @@ class _Search:
         over, self._worst = max(results)
         return over <= 0
 
+    def over_at(self, budget: int) -> float:
+        """By how many bytes the worst step of this budget is too much, as far as is known."""
+        if any(probe.over == inf for probe in self.probes):
+            return inf
+        known = [probe.over for probe in self.probes if probe.budget == budget]
+        return max(known + [self._expected(shape) for shape in self._shapes(budget)])
+
+    def _expected(self, shape: GroupShape) -> float:
+        return self._growth.setdefault(shape.family, Growth()).predict(shape.padded_tokens, shape.width)
+
     def _probe(self, budget: int, shape: GroupShape, lightly: bool) -> Probe:
         tokens, key = shape.padded_tokens, (shape.media, shape.lengths)
         if key in self._known:
             return Probe(budget, shape.kind, tokens, self._known[key])
-        growth = self._growth.setdefault(shape.kind, Growth())
-        expected = growth.predict(tokens)
+        expected = self._expected(shape)
+        growth = self._growth[shape.family]
         if expected > self._slack or (lightly and growth.is_known and expected < -self._slack):
             return Probe(budget, shape.kind, tokens, expected, foreseen=True)
         over = self._known[key] = self._measure(shape)
-        growth.add(tokens, over)
+        growth.add(tokens, shape.width, over)
         return Probe(budget, shape.kind, tokens, over)
 
 
@@ -152,7 +187,7 @@ def search_budget(
     lowest, highest = (-(-value // unit) * unit for value in (lowest, max(lowest, highest)))
     search = _Search(measure, shapes, slack)
     good, bad = 0, 0
-    budget = min(lowest, max(unit, 256 // unit * unit))
+    budget = unit  # small steps first: they cost little, and what larger ones need is extrapolated from them
     while not bad:
         if search.fits(budget):
             good = budget
@@ -165,7 +200,9 @@ def search_budget(
     found = _bisect(search, good, bad, lowest, unit, lightly=True)
     if found > good and not search.fits(found):  # what was left out was foreseen wrongly
         found = _bisect(search, good, found, lowest, unit, lightly=False)
-    return Found(found if found >= lowest else 0, tuple(search.probes))
+    if found >= lowest:
+        return Found(found, tuple(search.probes))
+    return Found(0, tuple(search.probes), over=search.over_at(lowest))
 
 
 def _bisect(search: _Search, good: int, bad: int, lowest: int, unit: int, lightly: bool) -> int:

@@ -10,7 +10,10 @@ SHORT = 32
 """Length of the samples of a group of many short ones (tokens)."""
 
 _MIXED_ROWS = 8
-"""Rows of a group of mixed lengths, where a row of its own share of the budget is not longer than any sample."""
+"""Rows of a group of mixed lengths, more where rows would be longer than any sample, ..."""
+
+_MIXED_WIDTH = 64
+"""... and less where they would be shorter than this (tokens), so that even small groups differ in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +21,7 @@ class GroupShape:
     """A group to be made up: the observed length of each of its samples."""
 
     kind: str
-    """`long`, `short`, `mixed` or `media`."""
+    """`long`, `full`, `short`, `mixed`; with images `media` and `full media`."""
     lengths: tuple[int, ...]
     """Of the samples, shortest first, as groups are collated (tokens)."""
     width: int
@@ -27,9 +30,14 @@ class GroupShape:
     """Visual patches of all samples together, at most; None: no bound."""
 
     @property
+    def family(self) -> str:
+        """Shapes that differ in number and length of rows alone, so that one tells what another needs."""
+        return {"full": "long", "short": "long", "full media": "media"}.get(self.kind, self.kind)
+
+    @property
     def media(self) -> bool:
         """The samples hold as many images as go into their length."""
-        return self.kind == "media"
+        return self.kind.endswith("media")
 
     @property
     def padded_tokens(self) -> int:
@@ -65,53 +73,66 @@ class Bounds:
 
 
 def group_shapes(budget: int, bounds: Bounds) -> list[GroupShape]:
-    """The groups to try at a budget: few long samples, many short ones, a mix, and long ones full of images.
+    """The groups to try at a budget.
 
-    Each fills the budget as far as samples may be long and groups may be large; none is above it, but for budgets that
-    do not even hold a row of `bounds.narrowest`.
+    Samples as long as may be; a little shorter ones, one row more, so that they fill the budget; many short ones; a
+    mix; and the first two once more with images. None is above the budget, but for budgets that do not even hold a row
+    of `bounds.narrowest`.
 
     Args:
         budget: padded tokens.
         bounds: see `Bounds`.
     """
-    short = bounds.narrowest
+    # with as many samples as there may be, which may need longer rows
+    short = max(bounds.narrowest, ceil_multiple(-(-budget // bounds.most_samples), bounds.pad_to_multiple_of))
+    short = min(short, bounds.widest)
+    mixed = max(2, min(_MIXED_ROWS, budget // _MIXED_WIDTH))
     shapes = [
-        _text("long", bounds.widest, budget, bounds),
-        _text("short", short, budget, bounds),
-        _mixed(max(short, budget // _MIXED_ROWS), budget, bounds),
+        _text("long", *_longest(budget, bounds, bounds.widest), bounds),
+        _text("full", *_fill(bounds.widest, budget, bounds), bounds),
+        _text("short", *_fill(short, budget, bounds), bounds),
+        _mixed(*_fill(min(bounds.widest, max(short, budget // mixed)), budget, bounds), bounds),
     ]
     if bounds.media:
-        shapes.append(_media(budget, bounds))
+        widest = ceil_multiple(bounds.longest, bounds.pad_to_multiple_of)
+        shapes += [
+            _media("media", *_longest(budget, bounds, widest), bounds),
+            _media("full media", *_fill(widest, budget, bounds), bounds),
+        ]
     return list({(*shape.lengths, shape.media): shape for shape in reversed(shapes)}.values())[::-1]
 
 
-def _fill(width: int, budget: int, bounds: Bounds, widest: int) -> tuple[int, int]:
-    """Rows and their length, about `width`, so that little of the budget is left."""
-    multiple = bounds.pad_to_multiple_of
-    rows = min(bounds.most_samples, max(1, -(-budget // min(width, widest))))
-    filling = budget // rows // multiple * multiple
-    return rows, max(multiple, min(filling, widest))
+def _longest(budget: int, bounds: Bounds, widest: int) -> tuple[int, int]:
+    """Rows, and their length: the longest that there is."""
+    width = max(min(budget, widest) // bounds.pad_to_multiple_of * bounds.pad_to_multiple_of, bounds.narrowest)
+    return max(1, min(bounds.most_samples, budget // width)), width
 
 
-def _text(kind: str, width: int, budget: int, bounds: Bounds) -> GroupShape:
+def _fill(width: int, budget: int, bounds: Bounds) -> tuple[int, int]:
+    """Rows, and their length, at most `width`, so that little of the budget is left."""
+    most = min(bounds.most_samples, max(1, budget // bounds.narrowest))
+    found = []
+    for rows in {min(most, max(1, budget // width)), min(most, -(-budget // width))}:
+        filling = budget // rows // bounds.pad_to_multiple_of * bounds.pad_to_multiple_of
+        found.append((rows, max(bounds.narrowest, min(filling, width))))
+    return max(found, key=lambda each: each[0] * each[1])
+
+
+def _text(kind: str, rows: int, width: int, bounds: Bounds) -> GroupShape:
     """Rows of the same length; the first one leaves room for what is appended to it."""
-    rows, width = _fill(width, budget, bounds, bounds.widest)
-    if width < bounds.narrowest:  # more rows than rows of that length fit
-        rows, width = max(1, budget // bounds.narrowest), bounds.narrowest
     length = min(width, bounds.longest)
     first = max(1, min(length, width - bounds.dummy_tokens))
     return GroupShape(kind, (first, *[length] * (rows - 1)), width)
 
 
-def _mixed(width: int, budget: int, bounds: Bounds) -> GroupShape:
+def _mixed(rows: int, width: int, bounds: Bounds) -> GroupShape:
     """Lengths from a quarter of the row to the whole of it."""
-    shape = _text("mixed", width, budget, bounds)
-    rows, longest = len(shape.lengths), max(shape.lengths)
+    longest = min(width, bounds.longest)
     lengths = [max(1, longest - (rows - 1 - row) * longest * 3 // 4 // rows) for row in range(rows)]
-    return GroupShape("mixed", (min(lengths[0], shape.lengths[0]), *lengths[1:]), shape.width)
+    lengths[0] = max(1, min(lengths[0], width - bounds.dummy_tokens))
+    return GroupShape("mixed", tuple(lengths), width)
 
 
-def _media(budget: int, bounds: Bounds) -> GroupShape:
-    widest = ceil_multiple(bounds.longest, bounds.pad_to_multiple_of)
-    rows, width = _fill(widest, budget, bounds, widest)
-    return GroupShape("media", (min(width, bounds.longest),) * rows, width, bounds.max_patches if rows > 1 else None)
+def _media(kind: str, rows: int, width: int, bounds: Bounds) -> GroupShape:
+    most_patches = bounds.max_patches if rows > 1 else None
+    return GroupShape(kind, (min(width, bounds.longest),) * rows, width, most_patches)

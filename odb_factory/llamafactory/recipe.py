@@ -86,8 +86,10 @@ def read_values(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     try:
-        loaded = OmegaConf.merge(OmegaConf.load(file), OmegaConf.from_cli(list(overrides)))
-        values = OmegaConf.to_container(loaded)
+        loaded = OmegaConf.load(file)
+        values = None
+        if OmegaConf.is_dict(loaded):
+            values = OmegaConf.to_container(OmegaConf.merge(loaded, OmegaConf.from_cli(list(overrides))))
     except Exception as error:  # of the YAML parser, of OmegaConf, of the text's encoding, of the file system
         raise RecipeError(f"{file} cannot be read as YAML ({shorten(error)}); mend it.") from error
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
@@ -201,7 +203,7 @@ def quiet() -> Iterator[None]:
     import transformers
     from llamafactory.extras import logging as factory_logging  # before its handler could hold what stdout is below
 
-    loggers = [factory_logging.get_logger("llamafactory"), logging.getLogger("transformers")]
+    loggers = [factory_logging.get_logger("llamafactory"), *map(logging.getLogger, ("transformers", "huggingface_hub"))]
     levels = [logger.level for logger in loggers]
     verbosity, bars = transformers.utils.logging.get_verbosity(), datasets.is_progress_bar_enabled()
     datasets_verbosity = datasets.utils.logging.get_verbosity()

@@ -109,23 +109,24 @@ def _restore_plain(module: Any, before: dict[str, Any]) -> None:
             vars(module)[name] = value
 
 
-def _buffers(module: Any) -> dict[str, tuple[Any, Any, int]]:
-    """By name: the buffer, its content in the host's memory, and how often it was written to."""
+def _buffers(module: Any) -> dict[str, tuple[Any, Any]]:
+    """By name: the buffer, and its content in the host's memory."""
     found = {}
     for name, buffer in module._buffers.items():
         kept = None
         if buffer is not None and buffer.numel() <= LARGEST_BUFFER:
             kept = buffer.detach().to("cpu", copy=True)
-        found[name] = (buffer, kept, buffer._version if buffer is not None else 0)
+        found[name] = (buffer, kept)
     return found
 
 
-def _restore_buffers(module: Any, before: dict[str, tuple[Any, Any, int]]) -> None:
+def _restore_buffers(module: Any, before: dict[str, tuple[Any, Any]]) -> None:
     for name in [name for name in module._buffers if name not in before]:
         del module._buffers[name]
-    for name, (buffer, kept, version) in before.items():
+    for name, (buffer, kept) in before.items():
         module._buffers[name] = buffer
-        if kept is not None and buffer._version != version:
+        # its version would not tell: kernels write to the statistics of a batch norm without counting
+        if kept is not None and not torch.equal(buffer.detach().cpu(), kept):
             with torch.no_grad():
                 buffer.copy_(kept)
 

@@ -160,9 +160,12 @@ def _remedy(step: FailedStep, memory: Memory) -> str:
         )
     lower = lower_budget(step.budget, step.padded_tokens, memory.share)
     percent = round(100 * (1 - lower / step.budget))
-    measured = "at least " if memory.share is not None else "as a first try, "
-    auto = "" if memory.share is not None else ", or let odb_token_budget: auto find one"
-    return f"lower the budget by {measured}{percent} % (odb_token_budget: {lower}){auto}"
+    if memory.share is not None:
+        return f"lower the budget by at least {percent} % (odb_token_budget: {lower})"
+    return (
+        f"lower the budget, by {percent} % as a first try (odb_token_budget: {lower}), or let odb_token_budget: auto "
+        "find one"
+    )
 
 
 @contextlib.contextmanager
