@@ -1,0 +1,145 @@
+"""Every way of batching, predicted for the same samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from odb_factory.config import OdbConfig
+from odb_factory.plan.fixed import predict_fixed, predict_packing, random_order, sorted_order
+from odb_factory.plan.observed import EpochSamples, Observed, make_epoch
+from odb_factory.plan.online import MOST_SIMULATED, predict_online
+from odb_factory.plan.prediction import Prediction
+
+BUDGETS = (0.5, 1.0, 2.0, 4.0)
+"""Budgets that are compared, as multiples of the recipe's."""
+
+DEPTHS = (64, 256, 1024)
+"""Depths that are compared beside the recipe's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fixed:
+    """What the recipe says of fixed batches."""
+
+    batch_size: int
+    """per_device_train_batch_size."""
+    accumulation: int
+    """gradient_accumulation_steps."""
+    cutoff: int
+    """cutoff_len (tokens)."""
+    rows_at_once: int
+    """preprocessing_batch_size: the rows that packing sees together."""
+
+
+class Comparison:
+    """Predictions of an epoch of `observed.size` rows on `world_size` ranks.
+
+    Args:
+        config: of the recipe's own run, `window_bytes` included.
+        packable: the samples are text only.
+        samples_per_update: `odb_samples_per_update`.
+    """
+
+    def __init__(
+        self,
+        observed: Observed,
+        config: OdbConfig,
+        fixed: Fixed,
+        *,
+        world_size: int,
+        packable: bool,
+        samples_per_update: int | None = None,
+    ) -> None:
+        self._observed = observed
+        self._config = config
+        self._fixed = fixed
+        self._world_size = world_size
+        self._packable = packable
+        self._samples_per_update = samples_per_update
+        self._epochs: dict[int, EpochSamples] = {}
+        self._online: dict[tuple[int, int], Prediction] = {}
+
+    def _epoch(self, size: int) -> EpochSamples:
+        if size not in self._epochs:
+            self._epochs[size] = make_epoch(self._observed, size, self._config.seed)
+        return self._epochs[size]
+
+    def online(self, budget: int, depth: int) -> Prediction:
+        """ODB."""
+        if (budget, depth) not in self._online:
+            config = self._config
+            # a sample that would end the run at a smaller budget is to be seen in the comparison, not to end the plan
+            overlong = "keep" if config.overlong == "error" else config.overlong
+            variant = dataclasses.replace(config, token_budget=budget, depth=depth, overlong=overlong)
+            size = self._observed.size
+            self._online[budget, depth] = predict_online(
+                self._epoch, size, variant, self._world_size, self._samples_per_update
+            )
+        return self._online[budget, depth]
+
+    def budgets(self) -> tuple[Prediction, ...]:
+        """ODB at the recipe's depth and several budgets, smallest first."""
+        own, multiple = self._config.token_budget, self._config.pad_to_multiple_of
+        budgets = {max(multiple, round(own * factor)) for factor in BUDGETS}
+        return tuple(self.online(budget, self._config.depth) for budget in sorted(budgets))
+
+    def depths(self) -> tuple[Prediction, ...]:
+        """ODB at the recipe's budget and several depths, smallest first."""
+        depths = sorted({*DEPTHS, self._config.depth})
+        return tuple(self.online(self._config.token_budget, depth) for depth in depths)
+
+    def standard(self) -> Prediction:
+        """Stock LLaMA-Factory with the recipe's batch size."""
+        size = len(self._stock_epoch.usable)
+        order = random_order(size, self._config.seed) if self._config.shuffle else list(range(size))
+        return self._fixed_batches("standard", order, exact=self._stock_epoch.exact)
+
+    def sorted(self) -> Prediction:
+        """Stock LLaMA-Factory with `group_by_length`."""
+        lengths = [sample.length for sample in self._stock_epoch.usable]
+        group = self._fixed.batch_size * self._fixed.accumulation
+        return self._fixed_batches("sorted", sorted_order(lengths, group, self._config.seed), exact=False)
+
+    def packing(self) -> Prediction | None:
+        """Stock LLaMA-Factory with `packing`; None: not for samples with media."""
+        if not self._packable:
+            return None
+        prediction = predict_packing(
+            self._stock_epoch.usable,
+            cutoff=self._fixed.cutoff,
+            rows_at_once=self._fixed.rows_at_once,
+            batch_size=self._fixed.batch_size,
+            world_size=self._world_size,
+            accumulation=self._fixed.accumulation,
+            multiple=self._config.pad_to_multiple_of,
+        )
+        return self._whole(prediction)
+
+    @property
+    def _stock_epoch(self) -> EpochSamples:
+        return self._epoch(min(self._observed.size, MOST_SIMULATED))
+
+    def _fixed_batches(self, method: str, order: Sequence[int], *, exact: bool) -> Prediction:
+        prediction = predict_fixed(
+            method,
+            self._stock_epoch.usable,
+            order,
+            batch_size=self._fixed.batch_size,
+            world_size=self._world_size,
+            accumulation=self._fixed.accumulation,
+            multiple=self._config.pad_to_multiple_of,
+            dummy_tokens=self._config.dummy_tokens,
+            exact=exact,
+        )
+        return self._whole(prediction)
+
+    def _whole(self, prediction: Prediction) -> Prediction:
+        """Of the whole epoch, where only a part of it was predicted: every step of fixed batches is like any other."""
+        share = self._observed.size / len(self._stock_epoch.samples)
+        if share == 1:
+            return prediction
+        names = ("samples", "useful_tokens", "tokens", "padded_tokens", "slowest_tokens", "steps", "updates")
+        values = {name: round(getattr(prediction, name) * share) for name in names}
+        return dataclasses.replace(prediction, **values, exact=False)

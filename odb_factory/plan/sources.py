@@ -1,0 +1,83 @@
+"""Whether what a recipe names is there: told before LLaMA-Factory looks for it in its own way."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from typing import Any
+
+from odb_factory.llamafactory.recipe import Recipe, RecipeError, shorten
+
+INFO = "dataset_info.json"
+DEMO = "odb_demo"
+"""Names that begin so are those of `odb-factory demo`."""
+
+
+def check_model(recipe: Recipe) -> None:
+    """Raise RecipeError if the recipe's model is a path at which there is none; a name of a hub is not looked up."""
+    path = recipe.model_args.model_name_or_path
+    if os.path.isdir(path):
+        if not os.listdir(path):
+            raise RecipeError(
+                f"{recipe.path}: the directory {path} of model_name_or_path is empty; put the model there."
+            )
+        return
+    local = os.path.isabs(path) or path.startswith((".", "~")) or path.count("/") > 1 or os.path.exists(path)
+    if local or path.split("/")[0] == DEMO:
+        raise RecipeError(
+            f"{recipe.path}: there is no model directory {path} (model_name_or_path); correct the path, which is "
+            f"relative to {os.getcwd()}{_demo(path)}."
+        )
+
+
+def check_data(recipe: Recipe) -> None:
+    """Raise RecipeError if the recipe's data sets are not described, or their files are not there."""
+    data = recipe.data_args
+    directory = data.dataset_dir
+    if not isinstance(directory, str) or directory == "ONLINE" or directory.startswith("REMOTE:"):
+        return
+    if not os.path.isdir(directory):
+        raise RecipeError(
+            f"{recipe.path}: there is no directory {directory} (dataset_dir); correct the path, which is relative to "
+            f"{os.getcwd()}{_demo(directory)}."
+        )
+    info = _read_info(recipe, os.path.join(directory, INFO))
+    for name in data.dataset:
+        if name not in info:
+            near = difflib.get_close_matches(name, info, 1)
+            known = f"did you mean {near[0]}?" if near else f"it describes {_some(sorted(info))}"
+            raise RecipeError(
+                f"{recipe.path}: dataset {name} is not in {os.path.join(directory, INFO)} ({known}); correct the "
+                "name, or describe it there."
+            )
+        file = info[name].get("file_name") if isinstance(info[name], dict) else None
+        if file is not None and not os.path.exists(os.path.join(directory, file)):
+            raise RecipeError(
+                f"{recipe.path}: the file {os.path.join(directory, file)} of dataset {name} does not exist; put it "
+                f"there, or correct file_name in {INFO}."
+            )
+
+
+def _read_info(recipe: Recipe, path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            info = json.load(file)
+    except FileNotFoundError:
+        raise RecipeError(
+            f"{recipe.path}: there is no {path}, which must describe the data sets; correct dataset_dir."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"{path} cannot be read ({shorten(error)}); mend it.") from error
+    if not isinstance(info, dict):
+        raise RecipeError(f"{path} does not describe data sets: it must map names to entries; mend it.")
+    return info
+
+
+def _some(names: list[str], most: int = 5) -> str:
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown or "none"
+
+
+def _demo(path: str) -> str:
+    return f" (make the demo with: odb-factory demo --dir {DEMO})" if path.split(os.sep)[0] == DEMO else ""

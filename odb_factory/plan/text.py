@@ -1,0 +1,139 @@
+"""A plan as text of at most 100 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from odb_factory.plan.observed import SHORT_OF_MEAN, histogram
+from odb_factory.plan.planner import Plan
+from odb_factory.plan.prediction import Prediction
+
+WIDTH = 100
+BARS = 12
+"""Lines of the histogram, at most."""
+BAR_WIDTH = 56
+
+VERDICTS = {
+    "worth it": "ODB is worth it for this data",
+    "small gain": "ODB brings a small gain for this data",
+    "not worth it": "ODB is not worth it for this data",
+}
+
+
+def as_text(plan: Plan) -> str:
+    """The whole plan."""
+    parts = [_head(plan), _lengths(plan), _histogram(plan), _table(plan), _closing(plan)]
+    return "\n\n".join(parts)
+
+
+def _wrap(text: str, indent: str = "  ") -> str:
+    lines = textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _head(plan: Plan) -> str:
+    observed = plan.observed
+    read = len(observed.metas) + len(observed.dropped)
+    ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
+    dropped = ", ".join(f"{reason}: {count}" for reason, count in observed.reasons().items())
+    lines = [
+        f"Plan of {plan.recipe.path.name} on {ranks}, seed {plan.config.seed}",
+        f"{read:,} of {observed.size:,} rows went through the recipe's own data pipeline"
+        + (f"; dropped: {dropped}" if dropped else ""),
+    ]
+    return "\n".join(map(_wrap, [*lines, *(f"Warning: {warning}" for warning in plan.warnings)]))
+
+
+def _lengths(plan: Plan) -> str:
+    figures = plan.lengths
+    lines = [
+        f"Lengths in tokens: mean {figures.mean:,.0f}, CV {figures.cv:.2f}, min {figures.least:,}, median "
+        f"{figures.median:,.0f}, p90 {figures.p90:,.0f}, p99 {figures.p99:,.0f}, max {figures.most:,}",
+        f"Shares: short (below {SHORT_OF_MEAN:g} x mean) {figures.short:.1%}, at the cutoff {plan.fixed.cutoff:,} "
+        f"(truncated) {figures.truncated:.1%}, above it {figures.above_cutoff:.1%}, above the budget "
+        f"{plan.config.token_budget:,} {figures.above_budget:.1%}, with images or videos {figures.with_media:.1%}",
+        f"Loss tokens: {figures.loss_share:.1%} of a sample's tokens on average (sd {figures.loss_share_sd:.1%})",
+    ]
+    return "\n".join(map(_wrap, lines))
+
+
+def _histogram(plan: Plan) -> str:
+    edges, counts = histogram([meta.length for meta in plan.observed.metas], BARS)
+    most = max(counts)
+    lines = []
+    for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True):
+        bar = "#" * (round(count / most * BAR_WIDTH) or bool(count))
+        lines.append(f"  {low:>7,} to {high - 1:>7,}  {bar} {count / len(plan.observed.metas):.1%}")
+    return "\n".join(lines)
+
+
+def _table(plan: Plan) -> str:
+    batch = f"batch {plan.fixed.batch_size}"
+    rows = [(f"Standard, {batch}", plan.standard), (f"Sorted by length, {batch}", plan.sorted)]
+    if plan.packing is not None:
+        rows.append((f"Packing (bound), {batch}", plan.packing))
+    seen = dict.fromkeys([*plan.budgets, *plan.depths, plan.advice.prediction])
+    online = sorted(seen, key=lambda p: (p.budget or 0, p.depth or 0))
+    rows += [(f"ODB, budget {p.budget:,}, depth {p.depth:,}", p) for p in online]
+    lines = [f"  {'':<31}{'padding':>8}{'samples/step':>13}{'steps/epoch':>12}{'ideal time':>11}{'speed':>7}"]
+    lines += [_row(name, prediction, plan) for name, prediction in rows]
+    basis = (
+        f"The figures of Standard and ODB are exact for the first epoch of a run with seed {plan.config.seed}."
+        if plan.own.exact
+        else f"Estimated for an epoch of {plan.observed.size:,} rows out of those that were read: the steps of ODB are "
+        f"good to about {plan.observed.error_of_mean:.1%} (two standard errors of the mean length)."
+    )
+    note = (
+        "Sorted: group_by_length. samples/step: of all ranks. ideal time: real tokens / (ranks x padded tokens of each "
+        "step's slowest rank). "
+        f"speed: by that, Standard = 1; a model, not a measurement. {basis}"
+    )
+    return "\n".join([*lines, _wrap("  " + note)])
+
+
+def _row(name: str, prediction: Prediction, plan: Plan) -> str:
+    marks = []
+    if prediction == plan.own:
+        marks.append("recipe")
+    if prediction == plan.advice.prediction:
+        marks.append("advised")
+    gain = prediction.ideal_share / plan.standard.ideal_share
+    return (
+        f"  {name:<31}{prediction.padding:>8.1%}{prediction.samples_per_step:>13.1f}{prediction.steps:>12,}"
+        f"{prediction.ideal_share:>11.3f}{gain:>7.2f} {', '.join(marks)}".rstrip()
+    )
+
+
+def _closing(plan: Plan) -> str:
+    return "\n".join(map(_wrap, _conclusions(plan)))
+
+
+def _conclusions(plan: Plan) -> Iterator[str]:
+    memory, advice, depth = plan.memory, plan.advice, plan.config.depth
+    bound = "without a bound" if memory.bound is None else f"at most {size(memory.bound)}"
+    origin = "odb_window_bytes" if memory.bound_is_given else "odb_window_bytes, its default on this host"
+    ranks = "rank" if memory.ranks_per_host == 1 else "ranks"
+    yield (
+        f"Memory: a sample takes {size(memory.mean_bytes)} (the largest {size(memory.most_bytes)}), a window of "
+        f"{depth:,} {size(memory.window(depth))}, the windows of {memory.ranks_per_host} {ranks} on a host "
+        f"{size(memory.host(depth))}; a rank's may take {bound} ({origin})."
+    )
+    if plan.fixed.accumulation > 1:
+        yield (
+            f"Updates: {plan.standard.updates:,} an epoch with Standard, {plan.own.updates:,} with ODB "
+            f"(gradient_accumulation_steps {plan.fixed.accumulation})."
+        )
+    yield f"Budget: odb_token_budget {advice.budget}: {advice.budget_reason}."
+    windows = f"; a host's windows then hold {size(memory.host(advice.depth))}" if advice.depth != depth else ""
+    yield f"Depth:  odb_depth {advice.depth}: {advice.depth_reason}{windows}."
+    yield f"Result: {VERDICTS[advice.verdict]}: {advice.verdict_reason}."
+
+
+def size(count: float) -> str:
+    """Bytes in words."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1024 or unit == "GB":
+            break
+        count /= 1024
+    return f"{count:,.0f} {unit}" if unit == "B" or count >= 10 else f"{count:,.1f} {unit}"
