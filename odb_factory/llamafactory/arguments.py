@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from argparse import ArgumentTypeError
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,12 +11,9 @@ from llamafactory.hparams.finetuning_args import FinetuningArguments
 
 from odb_factory.config import OdbConfig
 from odb_factory.llamafactory.hooks import resume
-from odb_factory.trainer.auto_budget import check_headroom, check_memory_limit
-from odb_factory.trainer.checks import check_samples_per_update
+from odb_factory.trainer.options import AUTO, check_headroom, check_memory_limit, check_samples_per_update
 
 DEFAULTS = OdbConfig(token_budget=1)
-AUTO = "auto"
-"""Value of `odb_token_budget` that has the budget found before training."""
 
 
 def _option(default: Any, text: str) -> Any:
@@ -26,7 +24,10 @@ class TokenBudget:
     """What a command-line flag says of the budget: a number of tokens, or `auto`. Its values are int or str."""
 
     def __new__(cls, text: str) -> Any:
-        return text if text == AUTO else int(text)
+        try:
+            return text if text == AUTO else int(text)
+        except ValueError:
+            raise ArgumentTypeError(f"must be a number of tokens, or {AUTO}, got {text!r}") from None
 
 
 @dataclass
@@ -54,7 +55,8 @@ class OdbFinetuningArguments(FinetuningArguments):
     odb_samples_per_update: int | None = _option(
         None,
         "An optimizer update closes when so many samples were emitted since the last one, over all ranks, instead of "
-        "after gradient_accumulation_steps micro-batches. Keeps a tuned batch size and learning rate at any budget.",
+        "after gradient_accumulation_steps micro-batches. Keeps a tuned batch size and learning rate at any budget. "
+        "Default: those micro-batches.",
     )
     odb_depth: int = _option(
         DEFAULTS.depth, "D: samples that a rank holds ready to choose from. More: less padding, more host memory."

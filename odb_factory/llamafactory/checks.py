@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from odb_factory.trainer.checks import contradictions, needs_steps
+from odb_factory.trainer.options import AUTO
 from odb_factory.trainer.resume import load_state
 
 COLLATOR_PAD_MULTIPLE = 8
@@ -45,7 +46,7 @@ def token_budget(finetuning_args: Any, data_args: Any, training_args: Any) -> in
 
     That also stands in for `auto` until the budget is found, which is when training begins.
     """
-    if finetuning_args.odb_token_budget not in (None, "auto"):
+    if finetuning_args.odb_token_budget not in (None, AUTO):
         budget: int = finetuning_args.odb_token_budget
         return budget
     worst: int = training_args.per_device_train_batch_size * data_args.cutoff_len

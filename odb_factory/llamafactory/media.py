@@ -27,6 +27,11 @@ def check_plugin(plugin: Any) -> None:
         )
 
 
+def pixel_dtype(compute_dtype: torch.dtype | None) -> torch.dtype | None:
+    """The type to which pixels are cast in the worker: the model's, where that is smaller; None: they are not."""
+    return compute_dtype if compute_dtype in (torch.bfloat16, torch.float16) else None
+
+
 UNUSABLE = {"image": "corrupt image", "video": "undecodable video"}
 MISSING = {"image": "missing image", "video": "missing video"}
 REFUSED = {"images": "image refused by the processor", "videos": "video refused by the processor"}

@@ -12,7 +12,8 @@ from llamafactory.extras import logging
 from odb_factory.config import OdbConfig
 from odb_factory.llamafactory.checks import COLLATOR_PAD_MULTIPLE, check_recipe, token_budget
 from odb_factory.llamafactory.hooks import PREPROCESS, RUN_SFT, TRAINER, check_version, registry
-from odb_factory.trainer.checks import check_samples_per_update
+from odb_factory.llamafactory.media import pixel_dtype
+from odb_factory.trainer.options import AUTO, check_samples_per_update
 
 logger = logging.get_logger(__name__)
 
@@ -43,7 +44,7 @@ def run_sft(
         pad_to_multiple_of=COLLATOR_PAD_MULTIPLE,
         shuffle=not finetuning_args.disable_shuffling,
     )
-    auto = finetuning_args.odb_token_budget == "auto"
+    auto = finetuning_args.odb_token_budget == AUTO
     if config.token_budget < data_args.cutoff_len and config.overlong == "keep" and not auto:
         logger.warning_rank0(
             f"odb_token_budget {config.token_budget} is below cutoff_len {data_args.cutoff_len}: samples longer than "
@@ -51,7 +52,7 @@ def run_sft(
         )
     run = _OdbRun(
         config,
-        _pixel_dtype(model_args.compute_dtype),
+        pixel_dtype(model_args.compute_dtype),
         audit=bool(finetuning_args.odb_audit),
         samples_per_update=finetuning_args.odb_samples_per_update,
         auto=(
@@ -66,10 +67,6 @@ def run_sft(
     )
     with registry.replaced({PREPROCESS: run.preprocess, TRAINER: run.make_trainer}):
         return stock(*arguments)
-
-
-def _pixel_dtype(compute_dtype: torch.dtype | None) -> torch.dtype | None:
-    return compute_dtype if compute_dtype in (torch.bfloat16, torch.float16) else None
 
 
 @dataclass(frozen=True)

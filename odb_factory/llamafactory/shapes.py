@@ -14,7 +14,7 @@ from odb_factory.core.group_shapes import GroupShape
 from odb_factory.llamafactory.media import visual_tokens
 from odb_factory.llamafactory.online_dataset import OnlineDataset
 from odb_factory.runtime.observe import count_patches
-from odb_factory.trainer.auto_budget import AutoBudget
+from odb_factory.trainer.options import AutoBudget
 
 DEFAULT_PIXELS = 768 * 768
 """What LLaMA-Factory takes where the processor has no bound (data/mm_plugin.py)."""

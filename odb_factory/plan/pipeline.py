@@ -17,20 +17,19 @@ from odb_factory.core.sample import Dropped, SampleMeta
 from odb_factory.llamafactory.checks import COLLATOR_PAD_MULTIPLE, token_budget
 from odb_factory.llamafactory.collator import dummy_tokens
 from odb_factory.llamafactory.hooks import PREPROCESS, registry
+from odb_factory.llamafactory.media import pixel_dtype
 from odb_factory.llamafactory.online_dataset import OnlineDataset, observe_online
 from odb_factory.llamafactory.recipe import Recipe, RecipeError, quiet, translated
 from odb_factory.plan.observed import Observed
 from odb_factory.plan.sources import check_data, check_model
 from odb_factory.runtime.reader import Failed, Held, ObservedDataset
+from odb_factory.trainer.options import AUTO
 
 PROBE = 16
 """Samples that are read in this process before it is decided whether workers are worth their start."""
 
 WORKER_SECONDS = 8.0
 """Workers read the rest where this process would take longer than that."""
-
-AUTO = "auto"
-"""`odb_token_budget` that is to be found before the training."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def open_pipeline(recipe: Recipe) -> Pipeline:
                 tokenizer=module["tokenizer"],
                 processor=module["processor"],
                 data_args=recipe.data_args,
-                dtype=_pixel_dtype(recipe.model_args.compute_dtype),
+                dtype=pixel_dtype(recipe.model_args.compute_dtype),
             )
             dummy = dummy_tokens(template, module["tokenizer"], module["processor"])
     if len(dataset) == 0:
@@ -110,12 +109,6 @@ def _untouched(dataset: Any, *_: Any, **__: Any) -> Any:
 
 def _names(recipe: Recipe) -> str:
     return ", ".join(recipe.data_args.dataset or ["(none)"])
-
-
-def _pixel_dtype(compute_dtype: Any) -> Any:
-    import torch
-
-    return compute_dtype if compute_dtype in (torch.bfloat16, torch.float16) else None
 
 
 def draw(size: int, count: int, seed: int) -> list[int]:

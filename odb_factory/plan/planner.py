@@ -14,9 +14,10 @@ from odb_factory.llamafactory.recipe import Recipe, RecipeError
 from odb_factory.plan.advice import Advice, Memory, advise, measure_memory
 from odb_factory.plan.compare import Comparison, Fixed
 from odb_factory.plan.observed import Lengths, Observed, describe_lengths
-from odb_factory.plan.pipeline import AUTO, Pipeline, observe, open_pipeline
+from odb_factory.plan.pipeline import Pipeline, observe, open_pipeline
 from odb_factory.plan.prediction import Prediction
 from odb_factory.runtime.memory import default_window_bytes
+from odb_factory.trainer.options import AUTO
 
 DEFAULT_SAMPLES = 2000
 

@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers.utils import logging
 
 from odb_factory.core.budget import ceil_multiple
 from odb_factory.core.budget_search import Found, Probe, search_budget
@@ -38,9 +37,8 @@ from odb_factory.trainer.memory_probe import Meter, local_ranks, make_meter
 from odb_factory.trainer.micro import to_device
 from odb_factory.trainer.no_trace import forget_gradients, no_trace
 from odb_factory.trainer.optimizer_memory import optimizer_tensors, pending_state_bytes
+from odb_factory.trainer.options import AutoBudget
 from odb_factory.trainer.out_of_memory import in_gb, is_out_of_memory
-
-logger = logging.get_logger("transformers.odb_factory")
 
 HIGHEST = 2**20
 """No budget above this is looked for (tokens)."""
@@ -49,42 +47,6 @@ UNIT = 64
 """A budget found is a multiple of this, and of what batches are padded to (tokens)."""
 
 _ENDLESS = 2**62
-
-
-@dataclass(frozen=True, kw_only=True)
-class AutoBudget:
-    """What the search for a token budget needs to know.
-
-    Raises:
-        ValueError: one sentence that names the field, its value and what is allowed.
-    """
-
-    make_batch: Callable[[GroupShape], Any]
-    """Makes a micro-batch as training's collate function does, on the CPU, of samples of these lengths."""
-    longest: int
-    """Most tokens that a sample may have, such as the cutoff length."""
-    media: bool = False
-    """Samples may hold images; `make_batch` then gets shapes of the kind `media` too."""
-    headroom: float = 0.1
-    """Share of the memory that the worst step must leave free: for fragmentation, and for what varies."""
-    memory_limit: int | None = None
-    """Bytes that this rank may hold in tensors; None: all that the device has, or the rank's part of the host's."""
-
-    def __post_init__(self) -> None:
-        check_headroom("headroom", self.headroom)
-        check_memory_limit("memory_limit", self.memory_limit)
-
-
-def check_headroom(name: str, value: Any) -> None:
-    """Raise ValueError unless `value` is a share below 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise ValueError(f"{name} must be a share of at least 0 and below 1, got {value!r}.")
-
-
-def check_memory_limit(name: str, value: Any) -> None:
-    """Raise ValueError unless `value` is None or a number of bytes."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ValueError(f"{name} must be a positive integer (bytes), got {value!r}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +70,21 @@ class BudgetReport:
     @property
     def recipe_line(self) -> str:
         """What can be put into a recipe."""
+        steps = len({(p.kind, p.padded_tokens) for p in self.probes if not p.foreseen})
         return (
             f"odb_token_budget: {self.token_budget}  # found by auto: the worst step needs {in_gb(self.need)} of "
-            f"{in_gb(self.capacity)}, {len([p for p in self.probes if not p.foreseen])} steps in {self.seconds:.0f} s"
+            f"{in_gb(self.capacity)}, {steps} steps in {self.seconds:.0f} s"
         )
+
+    def summary(self) -> dict[str, Any]:
+        """For `odb_summary.json`: bytes, the shape of the worst step, seconds."""
+        return {
+            "memory": self.capacity,
+            "headroom": self.headroom,
+            "needed": self.need,
+            "worst_shape": self.kind,
+            "seconds": round(self.seconds, 1),
+        }
 
 
 class NoBudgetError(OdbError, ValueError):

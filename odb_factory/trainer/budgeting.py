@@ -14,8 +14,9 @@ from transformers.utils import logging
 from odb_factory.config import OdbConfig
 from odb_factory.core.group_shapes import Bounds
 from odb_factory.runtime.loader import OdbDataLoader
-from odb_factory.trainer.auto_budget import AutoBudget, BudgetReport, Run, choose_budget
+from odb_factory.trainer.auto_budget import BudgetReport, Run, choose_budget
 from odb_factory.trainer.no_trace import is_deepspeed
+from odb_factory.trainer.options import AutoBudget
 
 logger = logging.get_logger("transformers.odb_factory")
 
@@ -48,7 +49,8 @@ class BudgetMixin(_Base):
                 "weights during the backward; set a number of tokens."
             )
         assert self._odb_loader is not None
-        logger.info("Online Dynamic Batching: looking for the largest token budget that fits (odb_token_budget: auto).")
+        if self.is_world_process_zero():
+            logger.info("Online Dynamic Batching: looking for the largest token budget that fits.")
         auto, config = self._odb_auto, self.odb_config
         bounds = Bounds(
             longest=auto.longest,

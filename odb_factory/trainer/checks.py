@@ -7,6 +7,7 @@ from typing import Any
 from transformers import Trainer
 
 from odb_factory.config import OdbConfig
+from odb_factory.trainer.options import check_samples_per_update
 from odb_factory.trainer.schedule import BY_SAMPLES, NEEDS_STEPS
 
 _HOOKED = (
@@ -51,19 +52,6 @@ def needs_steps(args: Any) -> tuple[bool, str]:
         f"lr_scheduler_type {kind} needs the number of steps, which is not known before the end of an epoch; "
         f"set max_steps, or use one of {', '.join(BY_SAMPLES)}."
     )
-
-
-def check_samples_per_update(number: Any, accumulation: int = 1) -> None:
-    """Raise ValueError for a number of samples that cannot be, or that contradicts `gradient_accumulation_steps`."""
-    if number is None:
-        return
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise ValueError(f"odb_samples_per_update must be a positive integer, got {number!r}.")
-    if accumulation > 1:
-        raise ValueError(
-            f"odb_samples_per_update {number} and gradient_accumulation_steps {accumulation} both say when an update "
-            "closes; remove one of them."
-        )
 
 
 def check_arguments(args: Any, config: OdbConfig, accelerator: Any, samples_per_update: int | None = None) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 from odb_factory.config import OdbConfig
 from odb_factory.runtime.loader import OdbDataLoader
 from odb_factory.runtime.observe import Observe, observe_sample
-from odb_factory.trainer.auto_budget import AutoBudget
 from odb_factory.trainer.bar import HeaderFilter
 from odb_factory.trainer.budgeting import BudgetMixin
 from odb_factory.trainer.checks import check_arguments, needs_steps, schedule_kind
+from odb_factory.trainer.options import AutoBudget
 from odb_factory.trainer.progress import SampleProgress
 from odb_factory.trainer.reporting import ReportingMixin
 from odb_factory.trainer.resumable import ResumableMixin

@@ -9,6 +9,7 @@ from transformers.utils import logging
 
 from odb_factory.config import OdbConfig
 from odb_factory.runtime.loader import OdbDataLoader
+from odb_factory.trainer.auto_budget import BudgetReport
 from odb_factory.trainer.bar import HeaderFilter, SamplesBar
 from odb_factory.trainer.callback import OdbCallback
 from odb_factory.trainer.progress import SampleProgress
@@ -30,6 +31,7 @@ class ReportingMixin(_Base):
     """Figures of the last run, as in `odb_summary.json`."""
     odb_callback: OdbCallback
     control: Any
+    odb_auto_budget: BudgetReport | None
     _odb_samples_per_update: int | None
     _odb_loader: OdbDataLoader | None
     _odb_record: RunRecord | None
@@ -94,6 +96,7 @@ class ReportingMixin(_Base):
         assert self._odb_record is not None
         settings = {
             "token_budget": self.odb_config.token_budget,
+            "token_budget_auto": self.odb_auto_budget.summary() if self.odb_auto_budget is not None else None,
             "depth": self.odb_config.depth,
             "world_size": self.args.world_size,
             "dataset_size": self.odb_progress.dataset_size,

@@ -59,7 +59,8 @@ class UpdateMixin(_Base):
                 step = next(epoch_iterator, None)
             if step is None:
                 break
-            batches.append(to_device(step[0], device))
+            # as many as an `Update` may have are too many for the device; they go there one by one
+            batches.append(step[0] if self._odb_samples_per_update is not None else to_device(step[0], device))
             infos.append(step[1])
         if not infos and not self.odb_progress.in_epoch:
             raise OdbError(self._no_samples())
@@ -112,12 +113,14 @@ class UpdateMixin(_Base):
         always = state.plugin_kwargs.get("sync_each_batch", False)
         always = always or self.accelerator.distributed_type == DistributedType.DEEPSPEED
         for batch in update.batches[:-1]:
+            batch = to_device(batch, self.args.device)
             state._set_sync_gradients(False)
             with contextlib.nullcontext() if always else self.accelerator.no_sync(model=model):
                 losses.append(self._odb_micro_step(model, batch, num_items_in_batch))
             self.control = self.callback_handler.on_substep_end(self.args, self.state, self.control)
         state._set_sync_gradients(True)
-        losses.append(self._odb_micro_step(model, update.batches[-1], num_items_in_batch))
+        batch = to_device(update.batches[-1], self.args.device)
+        losses.append(self._odb_micro_step(model, batch, num_items_in_batch))
         return torch.stack(losses).sum()
 
     def floating_point_ops(self, inputs: Any) -> Any:

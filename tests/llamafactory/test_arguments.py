@@ -180,7 +180,7 @@ def test_command_line(recipe: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("option", "complaint"),
     [
-        ("--odb_token_budget=x", "argument --odb_token_budget.* invalid int value: 'x'"),
+        ("--odb_token_budget=x", "argument --odb_token_budget.* must be a number of tokens, or auto, got 'x'"),
         ("--odb_alignment=nonsense", "argument --odb_alignment.* invalid choice: 'nonsense'"),
         ("--odb_join=maybe", "argument --odb_join.* Truthy value expected"),
         ("--odb_nonsense=1", None),
