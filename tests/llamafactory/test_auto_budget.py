@@ -122,35 +122,29 @@ def test_images_are_tried_where_the_data_have_any(vl: Parts, text: Parts, tmp_pa
 # -- runs
 
 
-def check(run: Finished, limit: int) -> int:
-    """What every run says of its budget; the budget."""
+def check(run: Finished, limit: int) -> None:
+    """What every run says of its budget."""
     found = re.findall(r"odb_token_budget: (\d+)  # found by auto: the worst step needs \d+ MB of (\d+) MB", run.log)
     assert len(found) == 1, "said once, by rank 0"
     budget = int(found[0][0])
     assert int(found[0][1]) == limit
-    assert run.json("odb_summary.json")["token_budget"] == budget
+    summary = run.json("odb_summary.json")
+    assert summary["token_budget"] == budget
+    assert summary["token_budget_auto"]["memory"] == limit * 2**20
+    assert 0 < summary["token_budget_auto"]["needed"] <= limit * 2**20 * 0.9
     assert 1024 <= budget < 8192
     audits = [run.audit(rank) for rank in range(2)]
     assert len(audits[0]) == len(audits[1])
     widest = max(line["padded_tokens"] for lines in audits for line in lines)
     assert budget / 2 < widest <= budget
-    assert run.json("odb_summary.json")["unique"] == 40
-    return budget
+    assert summary["unique"] == 40
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.timeout(240)
-def test_two_ranks_find_the_budget_and_train_as_if_it_had_been_given(recipe: dict[str, Any], tmp_path: Path) -> None:
+def test_two_ranks_find_the_budget(recipe: dict[str, Any]) -> None:
     recipe.update(num_train_epochs=1, ddp_backend="gloo", save_strategy="no", logging_steps=1)
-    found = {**recipe, "odb_token_budget": "auto", "odb_memory_limit": 100 * 2**20}
-    run = train(found, ranks=2)
-    budget = check(run, 100)
-    given = train({**recipe, "odb_token_budget": budget, "output_dir": str(tmp_path / "given")}, ranks=2)
-    for rank in range(2):
-        assert given.audit(rank) == run.audit(rank)
-    assert given.history("loss") == run.history("loss")
-    assert given.history("grad_norm") == run.history("grad_norm")
+    check(train({**recipe, "odb_token_budget": "auto", "odb_memory_limit": 100 * 2**20}, ranks=2), 100)
 
 
 @pytest.mark.slow
