@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from odb_factory.trainer.checks import contradictions, needs_steps
@@ -39,6 +40,16 @@ def check_recipe(data_args: Any, training_args: Any) -> None:
             raise ValueError(f"odb: true contradicts this recipe: {sentence}")
     if isinstance(training_args.resume_from_checkpoint, str):
         load_state(training_args.resume_from_checkpoint)
+
+
+def check_sharded(finetuning_args: Any, training_args: Any) -> None:
+    """Raise ValueError for what would leave ranks waiting for one another where models are split over them."""
+    sharded = training_args.deepspeed or training_args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "") == "true"
+    if sharded and getattr(finetuning_args, "use_asft_loss", False):
+        # its reference model is run in the loss, which a micro-batch of weight zero does not compute
+        raise ValueError(
+            "odb: true does not support use_asft_loss with DeepSpeed or FSDP; remove one of them, or use DDP."
+        )
 
 
 def token_budget(finetuning_args: Any, data_args: Any, training_args: Any) -> int:

@@ -28,6 +28,7 @@ class OdbLogCallback(LogCallback):
 
     odb_progress: Callable[[], SampleProgress]
     thread_pool: Any
+    _handled_before: int
 
     @classmethod
     def adopt(cls, callback: LogCallback, progress: Callable[[], SampleProgress]) -> None:
@@ -37,6 +38,7 @@ class OdbLogCallback(LogCallback):
         """
         callback.__class__ = cls
         callback.odb_progress = progress
+        callback._handled_before = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_train_begin(args, state, control, **kwargs)

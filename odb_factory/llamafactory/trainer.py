@@ -33,5 +33,6 @@ class OdbSeq2SeqTrainer(OdbTrainerMixin, CustomSeq2SeqTrainer):
         output = super()._finalize_training(*args, **kwargs)
         if self._odb_tokens_per_second:
             seconds = output.metrics["train_runtime"] * self.args.world_size
-            output.metrics["effective_tokens_per_sec"] = self.odb_summary["tokens"] / seconds
+            tokens = self.odb_summary["tokens"] - self._odb_tokens_before
+            output.metrics["effective_tokens_per_sec"] = tokens / seconds
         return output

@@ -44,7 +44,7 @@ class OdbCallback(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if args.max_steps <= 0:
             state.max_steps = self._progress().estimated_updates()
-            self._shares.begin(args, state, self._progress().share)
+        self._shares.begin(args, state, self._progress().share)
         text = self._announcement()
         if state.is_world_process_zero:
             logger.info(text)
@@ -58,6 +58,12 @@ class OdbCallback(TrainerCallback):
         if args.max_steps <= 0:
             self._show_total(state, state.global_step if progress.finished else progress.estimated_updates())
             self._shares.ask(args, state, control, progress.share)
+            self._shares.hide(args, state)  # from the stock callback, which comes next
+
+    def after_step_end(self, args: TrainingArguments, state: TrainerState) -> None:
+        """All callbacks had their `on_step_end`; what is saved from now on must be fit for another run."""
+        if args.max_steps <= 0:
+            self._shares.show(args, state)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._show_total(state, state.global_step)

@@ -28,6 +28,8 @@ class RunPicture:
 
     Tokens and samples are those of all ranks, times those of rank 0.
     """
+    before: int
+    """Samples emitted before what is drawn, in a run that was resumed."""
     token_budget: int
     world_size: int
     table: Sequence[tuple[str, str]]
@@ -44,7 +46,7 @@ def draw(path: Path, run: RunPicture) -> None:
     _lengths(axes[0, 0], run)
     _step_sizes(axes[0, 1], run)
     _table(axes[0, 2], run.table)
-    emitted = run.steps[:, 1].cumsum()
+    emitted = run.before + run.steps[:, 1].cumsum()
     _tokens(axes[1, 0], run, emitted)
     padded = np.maximum(run.steps[:, 3], 1)
     _share(axes[1, 1], emitted, 1 - run.steps[:, 2] / padded, "padding", "share of the padded tokens")
@@ -110,18 +112,20 @@ def _table(axes: Any, table: Sequence[tuple[str, str]]) -> None:
 
 def table_of(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The figures of `odb_summary.json` that a reader wants first: names and values, as text."""
+    window = f"{summary['window_samples']:,.0f} samples, {summary['window_bytes'] / 1e6:,.1f} MB"
     rows = [
         ("samples (unique)", f"{summary['samples']:,} ({summary['unique']:,})"),
         ("dropped (bad)", f"{sum(summary['dropped'].values()):,} ({summary['bad']:,})"),
         ("steps (fillers)", f"{summary['steps']:,} ({summary['fillers']:,})"),
         ("samples per step, all ranks", f"{summary['samples_per_step']:.2f}"),
+        ("updates (samples each)", f"{summary['updates']:,} ({summary['samples_per_update']:.1f})"),
         ("padding", f"{summary['padding']:.1%}"),
         ("imbalance of ranks", f"{summary['imbalance']:.1%}"),
         ("waiting for data", f"{summary['data_wait']:.1%}"),
         ("samples / s", f"{summary['samples_per_second']:,.2f}"),
         ("real tokens / s", f"{summary['tokens_per_second']:,.0f}"),
         ("padded tokens / s", f"{summary['padded_tokens_per_second']:,.0f}"),
-        ("window of a rank", f"{summary['window_samples']:,.0f} samples, {summary['window_bytes'] / 1e6:,.1f} MB"),
+        ("window of a rank, mean", window),
         ("alignment of a round", f"{summary['align_ms']:,.1f} ms"),
     ]
     if summary["left"]:

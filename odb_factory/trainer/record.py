@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class RunRecord:
         self.meter = Meter(world_size, make_reduce(world_size, device))
         self._lengths = Lengths()
         self._series = Series()
+        self._samples_before = 0
         self._world_size = world_size
         self._device = device
         self._open = False
@@ -85,23 +86,30 @@ class RunRecord:
         """Go on where `state` was saved."""
         self.audit.restore(state)
         self._open = state["open"]
+        self._samples_before = self.audit.totals["samples"]
         self.meter.restore(state.get("meter", {}))
 
-    def finish(self, settings: Mapping[str, Any], write: bool) -> dict[str, Any]:
-        """The summary of the run, with `settings` before it; the ranks that `write` write it and draw the picture."""
+    def finish(self, known: Mapping[str, Any], write: bool) -> dict[str, Any]:
+        """The summary of the run, with what is `known` of it; the ranks that `write` write it and draw the picture."""
         self.close_epoch(None)  # one that was resumed, with nothing left to do
         self.meter.figures()
         figures = {name: round(value, 6) for name, value in figures_of(self.meter.run).items() if name != "padding"}
         seconds = round(self.meter.run.get("seconds", 0.0), 3)
-        summary = {**settings, **self.audit.summary(*self._gathered()), "training_seconds": seconds, **figures}
+        audited = self.audit.summary(*self._gathered())
+        summary = {**known, **{k: v for k, v in audited.items() if k not in known}, "training_seconds": seconds}
+        summary |= figures
         lengths = self._summed(self._lengths.counts)
-        if write:
-            write_summary(self.audit.directory, summary)
-            self._draw(summary, lengths)
+        for name, publish in ((SUMMARY_NAME, write_summary), (REPORT_NAME, self._drawing(lengths))) if write else ():
+            try:
+                publish(self.audit.directory, summary)
+            except Exception as error:  # a run that is done must not end without its model, whatever is wrong here
+                logger.warning(f"Online Dynamic Batching: no {name} ({type(error).__name__}: {error}).")
         return summary
 
-    def _draw(self, summary: dict[str, Any], lengths: np.ndarray) -> None:
-        """Whatever is wrong with the picture must not end a run that is done."""
+    def _drawing(self, lengths: np.ndarray) -> Callable[[Path, dict[str, Any]], None]:
+        return lambda directory, summary: self._draw(directory / REPORT_NAME, summary, lengths)
+
+    def _draw(self, path: Path, summary: dict[str, Any], lengths: np.ndarray) -> None:
         if not len(steps := self._series.rows()):
             return
         title = (
@@ -110,11 +118,16 @@ class RunRecord:
         )
         if steps[:, 0].sum() < summary["steps"]:
             title += "; drawn since the run was resumed"
-        picture = RunPicture(title, lengths, steps, summary["token_budget"], self._world_size, table_of(summary))
-        try:
-            draw(self.audit.directory / REPORT_NAME, picture)
-        except Exception as error:
-            logger.warning(f"Online Dynamic Batching: no {REPORT_NAME} ({type(error).__name__}: {error}).")
+        drawn = RunPicture(
+            title=title,
+            lengths=lengths,
+            steps=steps,
+            before=self._samples_before,
+            token_budget=summary["token_budget"],
+            world_size=self._world_size,
+            table=table_of(summary),
+        )
+        draw(path, drawn)
 
     def _counts(self) -> np.ndarray:
         """(dataset_size,) how often all ranks emitted each index in this epoch."""

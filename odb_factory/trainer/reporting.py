@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers import ProgressCallback
 from transformers.utils import logging
 
@@ -65,7 +66,7 @@ class ReportingMixin(_Base):
         first = [config.window_target(i) for i in range(4)] if config.ramp else []
         ramp = f", the first ones {', '.join(map(str, first[:3]))}" if first else ""
         if self._odb_samples_per_update is not None:
-            update = f"{self._odb_samples_per_update:,} samples or more"
+            update = f"{self._odb_samples_per_update:,} samples, and what the step has that completes them"
         else:
             update = f"{self.args.gradient_accumulation_steps} micro-batch(es) a rank"
         return (
@@ -75,11 +76,16 @@ class ReportingMixin(_Base):
         )
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        assert self._odb_record is not None
+        meter = self._odb_record.meter
+        self.odb_callback.after_step_end(self.args, self.state)
         due = self.control.should_log and self.state.global_step > self._globalstep_last_logged
-        if due and self._odb_record is not None:
-            # here and not in `log`, which anybody may call on one rank alone
-            self._odb_figures = {PREFIX + name: value for name, value in self._odb_record.meter.figures().items()}
-        super()._maybe_log_save_evaluate(*args, **kwargs)
+        if due and self.args.device.type == "cuda":
+            torch.cuda.synchronize()  # Trainer's own log waits for the device, too: that time belongs to the update
+        with meter.paused():
+            if due:  # here and not in `log`, which anybody may call on one rank alone
+                self._odb_figures = {PREFIX + name: value for name, value in meter.figures().items()}
+            super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As in Trainer; what is logged of a step has the figures since the last time too, see `figures_of`."""
@@ -94,26 +100,43 @@ class ReportingMixin(_Base):
         emitted = self.odb_progress.emitted - self._odb_emitted_before
         output = super()._finalize_training(trial, emitted, start_time)
         assert self._odb_record is not None
-        settings = {
+        known = {
+            "epochs": round(self.odb_progress.epoch, 6),
             "token_budget": self.odb_config.token_budget,
             "token_budget_auto": self.odb_auto_budget.summary() if self.odb_auto_budget is not None else None,
             "depth": self.odb_config.depth,
             "world_size": self.args.world_size,
             "dataset_size": self.odb_progress.dataset_size,
-            "samples_per_update": self._odb_samples_per_update,
+            "odb_samples_per_update": self._odb_samples_per_update,
+            "updates": self.odb_progress.updates,
         }
-        self.odb_summary = self._odb_record.finish(settings, write=self.is_world_process_zero())
+        self.odb_summary = self._odb_record.finish(known, write=self.is_world_process_zero())
         if self.is_world_process_zero():
             logger.info(in_words(self.odb_summary, self._odb_record.audit.directory))
-        if self.odb_summary["short_windows"]:
-            logger.warning(self._odb_short_windows())
+            for applies, sentence in (
+                (self.odb_summary["short_windows"] > 0, self._odb_short_windows),
+                (self._odb_too_large_steps(), self._odb_large_steps),
+            ):
+                if applies:
+                    logger.warning(f"Online Dynamic Batching: {sentence()}")
         return output
+
+    def _odb_too_large_steps(self) -> bool:
+        wanted = self._odb_samples_per_update
+        return wanted is not None and self.odb_summary["samples_per_step"] > wanted
+
+    def _odb_large_steps(self) -> str:
+        return (
+            f"odb_samples_per_update {self._odb_samples_per_update} had no effect: a step of all ranks has "
+            f"{self.odb_summary['samples_per_step']:.1f} samples already; lower odb_token_budget, or set "
+            "odb_max_samples (of a rank's micro-batch)."
+        )
 
     def _odb_short_windows(self) -> str:
         assert self._odb_loader is not None
         rounds = self.odb_summary["rounds"] * self.args.world_size
         return (
-            f"Online Dynamic Batching: odb_window_bytes ({(self._odb_loader.window_bytes or 0) >> 20:,} MB) kept "
+            f"odb_window_bytes ({(self._odb_loader.window_bytes or 0) / 1e6:,.1f} MB) kept "
             f"{self.odb_summary['short_windows']:,} of {rounds:,} windows below odb_depth, which costs padding; raise "
             "it if the host has the memory."
         )

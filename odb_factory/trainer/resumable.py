@@ -43,6 +43,8 @@ class ResumableMixin(_Base):
     """The state that the run goes on from."""
     _odb_emitted_before: int
     """Samples that were emitted before this process began."""
+    _odb_tokens_before: int
+    """Their real tokens."""
     _odb_progress_saved: dict[str, int]
     """The progress after the last update that is done."""
 
@@ -75,6 +77,8 @@ class ResumableMixin(_Base):
             max_steps, per_epoch, epochs, resume_from_checkpoint, trial
         )
         self._odb_resumed = None
+        if self.args.max_steps > 0:  # `epochs` is only a bound
+            self.state.num_train_epochs = -(-self.args.max_steps // per_epoch)
         if resume_from_checkpoint is None:
             return result
         if self.args.ignore_data_skip:
@@ -96,7 +100,7 @@ class ResumableMixin(_Base):
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         self._odb_choose_budget(prepared[0])
-        self._odb_header.begin()
+        self._odb_header.begin(by_steps=self.args.max_steps > 0)
         saved, progress = self._odb_resumed, self.odb_progress
         audit = Audit(
             self.args.output_dir,
@@ -112,8 +116,9 @@ class ResumableMixin(_Base):
         self._odb_progress_saved = progress.state()
         if saved is not None:
             self._odb_record.restore(saved["audit"])
-            if self._odb_position is not None:
-                self._odb_position.handled_in_warmup = saved["handled_in_warmup"]
+        self._odb_tokens_before = audit.totals["tokens"]
+        if saved is not None and self._odb_position is not None:
+            self._odb_position.handled_in_warmup = saved["handled_in_warmup"]
         return prepared
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:

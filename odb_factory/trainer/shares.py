@@ -15,17 +15,27 @@ class Shares:
     """Asks for what is due whenever another such share of the run's samples is done.
 
     Trainer turns a share into a number of steps, which would change with each estimate of the total: some would come
-    twice, others never.
+    twice, others never. Only while the stock callback looks at it does the state hold `NEVER`; what is saved with a
+    checkpoint, and what others see, is the estimate.
     """
 
     def __init__(self) -> None:
         self._done = 0.0
 
     def begin(self, args: Any, state: Any, done: float) -> None:
-        """The run starts, or goes on, with a share `done`; nothing is asked of `args` from then on by steps."""
+        """The run starts, or goes on, with a share `done`: as its arguments say, not those of the checkpoint."""
         self._done = done
+        state.compute_steps(args, max(1, state.max_steps))
+
+    def hide(self, args: Any, state: Any) -> None:
+        """Until `show`, nothing given as a share is due by steps."""
         for kind in _given_as_shares(args):
             setattr(state, f"{kind}_steps", NEVER)
+
+    def show(self, args: Any, state: Any) -> None:
+        """The state says again how many steps a share comes to, by the estimate there is."""
+        if _given_as_shares(args):
+            state.compute_steps(args, max(1, state.max_steps))
 
     def ask(self, args: Any, state: Any, control: Any, done: float) -> None:
         """An update is done, and with it the share `done` of the run."""

@@ -22,7 +22,7 @@ from odb_factory.runtime.messages import StepInfo
 PREFIX = "odb/"
 """Begins the names of the figures in logs."""
 
-_SUMMED = ("rank_seconds", "wait_seconds", "idle", "rounds", "window_samples", "window_bytes", "align_seconds")
+_SUMMED = ("rank_seconds", "wait_seconds", "idle", "window_samples", "window_bytes", "align_seconds")
 """Quantities of single ranks, to be summed over ranks."""
 
 Reduce = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -66,13 +66,27 @@ class Meter:
     _known: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float), repr=False)
     _local: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float), repr=False)
     _costs: list[int] = field(default_factory=list, repr=False)
-    _begun: float | None = field(default=None, repr=False)
+    _mark: float | None = field(default=None, repr=False)
+    """Until when time is counted; None: the run has not begun."""
     _wait: float = field(default=0.0, repr=False)
-    _round: tuple[int, int] = field(default=(-1, -1), repr=False)
 
     def begin_update(self) -> None:
-        """Time counts from now: evaluation, saving and logging between updates do not."""
-        self._begun, self._wait = self.clock(), 0.0
+        """An update begins; with the first one, time counts."""
+        self._mark, self._wait = self.clock() if self._mark is None else self._mark, 0.0
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Evaluation, saving and logging: no time of training."""
+        self._count_time()
+        yield
+        self._mark = self.clock()
+
+    def _count_time(self) -> float:
+        now, mark = self.clock(), self._mark
+        seconds = 0.0 if mark is None else now - mark
+        self._mark = now
+        _add(self._local, rank_seconds=seconds)
+        return seconds
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -83,11 +97,9 @@ class Meter:
 
     def end_update(self, infos: Sequence[StepInfo]) -> None:
         """An update is done that was made of these steps."""
-        if self._begun is None:
-            return
-        self.last_seconds, self.last_wait = self.clock() - self._begun, self._wait
-        self._begun = None
-        _add(self._local, rank_seconds=self.last_seconds, wait_seconds=self.last_wait)
+        self.last_seconds, self.last_wait = self._count_time(), self._wait
+        _add(self._local, wait_seconds=self.last_wait)
+        _add(self._known, updates=1)
         for info in infos:
             self._count(info)
 
@@ -101,15 +113,12 @@ class Meter:
         )
         self._costs.append(info.padded_tokens)
         self._local["idle"] += info.idle
-        if (info.epoch, info.round) != self._round:
-            self._round = (info.epoch, info.round)
-            _add(
-                self._local,
-                rounds=1,
-                window_samples=info.window_samples,
-                window_bytes=info.window_bytes,
-                align_seconds=info.align_seconds,
-            )
+        _add(
+            self._local,
+            window_samples=info.window_samples,
+            window_bytes=info.window_bytes,
+            align_seconds=info.align_seconds,
+        )
 
     def figures(self) -> dict[str, float]:
         """The figures since this was last called, over all ranks."""
@@ -151,26 +160,29 @@ def figures_of(total: Mapping[str, float]) -> dict[str, float]:
     """The figures that quantities over all ranks come to.
 
     samples_per_second, tokens_per_second, padded_tokens_per_second: while training (evaluation and saving not counted).
-    padding: share of the padded tokens. samples_per_step: of all ranks together.
+    padding: share of the padded tokens. samples_per_step, samples_per_update: of all ranks together.
     data_wait: share of the time for which the ranks waited for data.
     filler_share: share of the micro-batches that were fillers.
     imbalance: share of the ranks' time that went into waiting for the slowest, by padded tokens.
-    window_samples, window_bytes: of a rank, mean over rounds. align_ms: of a round, with the wait for other ranks.
+    window_samples, window_bytes: of a rank, when the rounds began from which the steps came; mean over steps.
+    align_ms: of the exchanges of those rounds, with the wait for other ranks.
     """
 
     def per(what: str, base: str) -> float:
         return total.get(what, 0) / total[base] if total.get(base) else 0.0
 
-    return {
+    figures = {
         "samples_per_second": per("samples", "seconds"),
         "tokens_per_second": per("tokens", "seconds"),
         "padded_tokens_per_second": per("padded_tokens", "seconds"),
         "padding": padding_share(int(total.get("tokens", 0)), int(total.get("padded_tokens", 0))),
         "samples_per_step": per("samples", "steps"),
+        "samples_per_update": per("samples", "updates"),
         "data_wait": per("wait_seconds", "rank_seconds"),
         "filler_share": per("idle", "slots"),
         "imbalance": 1.0 - per("padded_tokens", "slowest_tokens") if total.get("slowest_tokens") else 0.0,
-        "window_samples": per("window_samples", "rounds"),
-        "window_bytes": per("window_bytes", "rounds"),
-        "align_ms": 1000.0 * per("align_seconds", "rounds"),
+        "window_samples": per("window_samples", "slots"),
+        "window_bytes": per("window_bytes", "slots"),
+        "align_ms": 1000.0 * per("align_seconds", "slots"),
     }
+    return {name: float(f"{value:.6g}") for name, value in figures.items()}  # as many digits as mean something

@@ -289,7 +289,7 @@ def test_two_ranks(recipe: dict[str, Any]) -> None:
     check_board(run, audits)
 
 
-EXACT = ("padding", "samples_per_step", "filler_share", "imbalance")
+EXACT = ("padding", "samples_per_step", "samples_per_update", "filler_share", "imbalance")
 """Figures that the audits give too."""
 
 MEASURED = (
@@ -319,6 +319,7 @@ def _figures(steps: list[tuple[dict[str, Any], ...]]) -> dict[str, float]:
     return {
         "padding": 1 - tokens / padded,
         "samples_per_step": samples / len(steps),
+        "samples_per_update": samples / len({step[0]["update"] for step in steps}),
         "filler_share": sum(line["idle"] for line in lines) / len(lines),
         "imbalance": 1 - padded / (len(steps[0]) * slowest),
         "tokens_per_sample": tokens / samples,
@@ -340,7 +341,7 @@ def check_figures(run: Finished, expected: list[dict[str, float]], summary: dict
 def _check_one(found: dict[str, float], expected: dict[str, float]) -> None:
     assert set(found) == {*EXACT, *MEASURED}
     for name in EXACT:
-        assert found[name] == pytest.approx(expected[name], abs=1e-5), name
+        assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), name
     each = found["samples_per_second"]
     assert found["tokens_per_second"] == pytest.approx(each * expected["tokens_per_sample"], rel=1e-4)
     assert found["padded_tokens_per_second"] == pytest.approx(each * expected["padded_tokens_per_sample"], rel=1e-4)

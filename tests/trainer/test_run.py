@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import math
 import random
 import shutil
@@ -185,6 +186,49 @@ def test_shares_of_the_run_are_shares_of_its_samples(text_model: Path, tmp_path:
     again = run(tmp_path, resume_from_checkpoint=str(tmp_path / f"checkpoint-{saved[1]}"))
     assert sorted(int(p.name.split("-")[1]) for p in tmp_path.glob("checkpoint-*")) == saved
     assert [entry["step"] for entry in again.state.log_history if "loss" in entry] == first_at(shares, 0.1)
+
+
+def test_a_run_that_is_resumed_with_steps_does_as_its_arguments_say(text_model: Path, tmp_path: Path) -> None:
+    """After one that was given shares: what it left in the checkpoint must fit any other run, also a stock one."""
+    trainer = make_trainer(text_model, tmp_path, save_strategy="steps", save_steps=0.2, logging_steps=0.1)
+    trainer.train()
+    first = min(tmp_path.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))
+    state = json.loads((first / "trainer_state.json").read_text())
+    assert 0 < state["logging_steps"] <= state["save_steps"] <= trainer.state.global_step
+    start = int(first.name.split("-")[1])
+    for path in set(tmp_path.glob("checkpoint-*")) - {first}:
+        shutil.rmtree(path)
+    again = make_trainer(text_model, tmp_path, save_strategy="steps", save_steps=3, logging_steps=2)
+    again.train(resume_from_checkpoint=str(first))
+    end = again.state.global_step
+    logged = [entry["step"] for entry in again.state.log_history if "loss" in entry and entry["step"] > start]
+    assert logged == [step for step in range(start + 1, end + 1) if step % 2 == 0]
+    saved = sorted(int(p.name.split("-")[1]) for p in tmp_path.glob("checkpoint-*"))
+    assert saved == sorted({start, *(s for s in range(start + 1, end + 1) if s % 3 == 0), end})
+
+
+def test_a_summary_that_cannot_be_written_does_not_cost_the_model(text_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "odb_summary.json").mkdir()
+    trainer = make_trainer(text_model, tmp_path, num_train_epochs=1)
+    warnings: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("transformers.odb_factory").addHandler(handler)
+    try:
+        trainer.train()
+    finally:
+        logging.getLogger("transformers.odb_factory").removeHandler(handler)
+    assert trainer.odb_summary["samples"] == SIZE
+    assert [w for w in warnings if w.startswith("Online Dynamic Batching: no odb_summary.json (IsADirectoryError: ")]
+    assert (tmp_path / "odb_report.png").exists()
+
+
+def test_max_steps_says_nothing_of_epochs_that_will_not_be(text_model: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(text_model, tmp_path, max_steps=5)
+    trainer.train()
+    assert trainer.state.num_train_epochs == 1
+    assert 0 < trainer.odb_summary["epochs"] < 1
+    assert trainer.odb_summary["updates"] == 5
 
 
 def shares_done(output: Path) -> list[float]:

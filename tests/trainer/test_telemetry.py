@@ -75,7 +75,6 @@ def world() -> list[Meter]:
                 "rank_seconds",
                 "wait_seconds",
                 "idle",
-                "rounds",
                 "window_samples",
                 "window_bytes",
                 "align_seconds",
@@ -93,7 +92,8 @@ def world() -> list[Meter]:
                 clock.now += wait
             clock.now += 4.0
             meter.end_update(part)
-            clock.now += 1000  # an evaluation
+            with meter.paused():
+                clock.now += 1000  # an evaluation
         meters.append(meter)
     return meters
 
@@ -112,10 +112,12 @@ def test_figures_are_those_of_all_ranks(world: list[Meter]) -> None:
             "data_wait": 8 / 24,
             "filler_share": 1 / 6,
             "imbalance": 1 - 170 / (2 * (60 + 30 + 10)),
-            "window_samples": (8 + 4 + 4 + 0) / 4,
-            "window_bytes": 100 * (8 + 4 + 4 + 0) / 4,
-            "align_ms": 2 * (8 + 4 + 4 + 0) / 4,
-        }
+            "samples_per_update": 11 / 2,
+            "window_samples": (8 + 8 + 4 + 4 + 4 + 0) / 6,
+            "window_bytes": 100 * (8 + 8 + 4 + 4 + 4 + 0) / 6,
+            "align_ms": 2 * (8 + 8 + 4 + 4 + 4 + 0) / 6,
+        },
+        rel=1e-5,
     )
     assert figures_of(world[0].run) == pytest.approx(figures)
     assert figures_of(state) == pytest.approx(figures), "what a checkpoint saves includes what was not logged yet"
@@ -171,7 +173,15 @@ def test_the_picture_is_drawn_of_any_run(tmp_path: Path, rows: int) -> None:
     for number in range(rows):
         lengths.add([number % 700 + 1] * 3)
         series.add(1, number % 50, number, 2 * number, 0.0 if rows == 1 else 1.0, 0.0)
-    picture = RunPicture("a run", lengths.counts, series.rows(), 1024, 2, [("samples", "3")])
+    picture = RunPicture(
+        title="a run",
+        lengths=lengths.counts,
+        steps=series.rows(),
+        before=0,
+        token_budget=1024,
+        world_size=2,
+        table=[("samples", "3")],
+    )
     draw(tmp_path / "odb_report.png", picture)
     image = matplotlib.image.imread(tmp_path / "odb_report.png")
     assert image.shape[0] > 600
@@ -182,7 +192,16 @@ def test_the_picture_is_drawn_of_any_run(tmp_path: Path, rows: int) -> None:
 
 def test_the_table_says_what_was_left_out() -> None:
     numbers: dict[str, Any] = dict.fromkeys(figures_of({}), 0.5)
-    summary = {**numbers, "samples": 9, "unique": 8, "dropped": {"a": 2, "b": 1}, "bad": 1, "steps": 3, "fillers": 1}
+    summary = {
+        **numbers,
+        "samples": 9,
+        "unique": 8,
+        "dropped": {"a": 2, "b": 1},
+        "bad": 1,
+        "steps": 3,
+        "fillers": 1,
+        "updates": 2,
+    }
     rows = dict(table_of({**summary, "left": 4}))
     assert rows["left out (odb_quota)"] == "4"
     assert rows["dropped (bad)"] == "3 (1)"
