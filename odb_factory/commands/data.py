@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def summary(known: Any, report: dict[str, Any], folder: Path) -> list[str]:
     if known.has_images:
         lines.append(f"images:   {report['images']:,} files for {report['placeholders']:,} placeholders, all readable")
     lines.append(f"data set: {known.name} in {folder / 'dataset_info.json'}")
-    elsewhere = "" if folder == Path("data") else f" dataset_dir={folder}"
+    elsewhere = "" if folder == Path("data") else f" dataset_dir={shlex.quote(str(folder))}"
     recipe = f"yaml_recipes/{known.recipes}/qwen3vl_2b_full.yaml"
     lines.append(f"next:     FORCE_TORCHRUN=1 llamafactory-cli train {recipe}{elsewhere}")
     return lines

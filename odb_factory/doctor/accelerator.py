@@ -26,11 +26,23 @@ def check_gpu(machine: Machine) -> Iterator[Check]:
     build = f"CUDA {seen['built']}" if seen["built"] else f"ROCm {seen['hip']}"
     for index, gpu in enumerate(seen["gpus"]):
         yield _judge(index, gpu, build)
+    yield from _too_many_ranks(machine, len(seen["gpus"]))
     if seen["nccl"]:
         yield ok("gpu", f"NCCL {seen['nccl']}")
     else:
         bad = fail if len(seen["gpus"]) > 1 else warn
         yield bad("gpu", "this torch has no NCCL, so that several GPUs cannot train together", _reinstall(machine))
+
+
+def _too_many_ranks(machine: Machine, gpus: int) -> Iterator[Check]:
+    """NPROC_PER_NODE, where it is a number, against the GPUs: a rank needs one of its own."""
+    ranks = machine.environ.get("NPROC_PER_NODE", "")
+    if ranks.isdecimal() and int(ranks) > gpus:
+        yield fail(
+            "gpu",
+            f"NPROC_PER_NODE={ranks}, but a rank needs a GPU of its own, and {gpus} can be used here",
+            f"Set NPROC_PER_NODE to at most {gpus}, or unset it (one rank for each GPU).",
+        )
 
 
 def _reinstall(machine: Machine) -> str:

@@ -19,16 +19,18 @@ COMMANDS = ("llamafactory-cli", "torchrun")
 """What starts a run; LLaMA-Factory takes `torchrun` from PATH."""
 
 QUESTION = f"""
-import importlib.util, json, os, sys
+import importlib.util, json, os, sys, sysconfig
 active = any(getattr(finder, "__name__", "") == "OdbFactoryHook" for finder in sys.meta_path)
 spec = importlib.util.find_spec("odb_factory")
 site = sys.modules.get("site")
 folders = site.getsitepackages() + [site.getusersitepackages()] * bool(site.ENABLE_USER_SITE) if site else []
 hooks = [path for path in (os.path.join(folder, {HOOK_FILE!r}) for folder in folders) if os.path.isfile(path)]
+schemes = [sysconfig.get_default_scheme()] + ["posix_user"] * bool(site and site.ENABLE_USER_SITE)
 home = os.path.dirname(os.path.dirname(spec.origin)) if spec and spec.origin else None
 off = home is not None and __import__("odb_factory.llamafactory.autoload", fromlist=["disabled"]).disabled()
 print({MARK!r} + json.dumps(
     {{"active": active, "off": off, "home": home, "folders": folders, "hooks": hooks, "prefix": sys.prefix,
+     "scripts": [sysconfig.get_path("scripts", scheme) for scheme in schemes],
      "no_user_site": bool(site) and not site.ENABLE_USER_SITE and sys.flags.no_user_site == 1}}
 ))
 """
@@ -86,6 +88,10 @@ def _check_command(machine: Machine, command: str) -> Check:
             return warn(
                 "commands", f"{command} is not on PATH, but lies in {beside}", f"export PATH={beside}:$PATH (activate)."
             )
+        for folder in map(Path, machine.ask(QUESTION)["scripts"]):  # where pip --user has put it
+            if (folder / command).exists():
+                found = f"{command} is not on PATH, but lies in {folder}"
+                return warn("commands", found, f"export PATH={folder}:$PATH.")
         return fail(
             "commands",
             f"there is no {command} on PATH or in {beside}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from odb_factory.doctor.machine import Machine
 from odb_factory.doctor.result import Check, fail, ok, warn
@@ -15,7 +15,14 @@ LOOKUP_SECONDS = 10.0
 
 LOOPBACK = ("127.", "::1")
 
+LOOPBACK_INTERFACE = "lo"
+
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+
+NO_CONNECTION = "the other nodes could not connect to this one"
+
+RANK_COUNTS = ("auto", "gpu", "cpu", "xpu")
+"""What torchrun takes instead of a number of ranks."""
 
 
 def addresses(host: str) -> list[str]:
@@ -34,33 +41,31 @@ def addresses(host: str) -> list[str]:
 
 def is_own_address(host: str) -> bool:
     """Whether a host name is one of this machine's."""
-    for address in addresses(host):
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.bind((address, 0))
-            except OSError:
-                continue
-            return True
-    return False
+    return any(_can_bind(address) for address in addresses(host))
+
+
+def _can_bind(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # a kernel without IPv6 has no such socket
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
 
 
 def check_interface(machine: Machine) -> Iterator[Check]:
     """The network interface that Gloo will take: `GLOO_SOCKET_IFNAME`, else that of the host name."""
-    wanted = machine.environ.get(INTERFACE_VARIABLE, "")
+    several = _number(machine, "NNODES", 1) > 1
     known = [name for _, name in socket.if_nameindex()]
-    if missing := [name for name in wanted.split(",") if name and name not in known]:
-        yield fail(
-            "interface",
-            f"{INTERFACE_VARIABLE}={wanted}, but there is no network interface {', '.join(missing)}",
-            f"Set {INTERFACE_VARIABLE} to one of {', '.join(known)}, or unset it.",
-        )
-        return
-    if wanted:
-        yield ok("interface", f"{INTERFACE_VARIABLE}={wanted} exists")
+    useful = [name for name in known if not (several and name == LOOPBACK_INTERFACE)]
+    set_it = f"Set {INTERFACE_VARIABLE} to one of {', '.join(useful)}"
+    choose = set_it if useful else "Connect this machine to a network"
+    if wanted := machine.environ.get(INTERFACE_VARIABLE):
+        yield _wanted_interface(wanted, known, several, choose)
         return
     host = socket.gethostname()
     found = addresses(host)
-    several = _number(machine, "NNODES", 1) > 1
     reachable = [address for address in found if not address.startswith(LOOPBACK)]
     if reachable or (found and not several):
         yield ok("interface", f"{host} is {', '.join(reachable or found)}")
@@ -68,15 +73,25 @@ def check_interface(machine: Machine) -> Iterator[Check]:
     what = f"the host name {host} " + (
         f"is {', '.join(found)}, not an address for others" if found else "does not resolve"
     )
-    remedy = f"Set {INTERFACE_VARIABLE} to one of {', '.join(known)}, or put the host name into /etc/hosts."
+    remedy = f"{choose}, or put the host name into /etc/hosts."
     if several:
-        yield fail("interface", f"{what}: the other nodes could not connect to this one", remedy)
+        yield fail("interface", f"{what}: {NO_CONNECTION}", remedy)
     else:
         yield warn("interface", f"{what}: this works on one node only", remedy)
 
 
+def _wanted_interface(wanted: str, known: Sequence[str], several: bool, choose: str) -> Check:
+    names = [name for name in wanted.split(",") if name]
+    if missing := [name for name in names if name not in known]:
+        found = f"{INTERFACE_VARIABLE}={wanted}, but there is no network interface {', '.join(missing)}"
+        return fail("interface", found, f"{choose}, or unset it.")
+    if several and LOOPBACK_INTERFACE in names:
+        return fail("interface", f"{INTERFACE_VARIABLE}={wanted}: {NO_CONNECTION}", f"{choose}, or unset it.")
+    return ok("interface", f"{INTERFACE_VARIABLE}={wanted} exists")
+
+
 def check_launcher(machine: Machine) -> Iterator[Check]:
-    """RANK, WORLD_SIZE, NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, where set, fit together."""
+    """RANK, WORLD_SIZE, NPROC_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, where set, fit together."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NPROC_PER_NODE", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
     given = {name: machine.environ[name] for name in names if machine.environ.get(name)}
     problems = [*_number_problems(machine), *_world_problems(machine)] or [*_meeting_problems(machine)]
@@ -100,6 +115,12 @@ def _number_problems(machine: Machine) -> Iterator[tuple[str, str]]:
         value = machine.environ.get(name, "")
         if value and not (value.isdecimal() and int(value) >= least):
             yield f"{name}={value} is not a number of at least {least}", f"Correct or unset {name}."
+    ranks = machine.environ.get("NPROC_PER_NODE", "")
+    if ranks and ranks not in RANK_COUNTS and not (ranks.isdecimal() and int(ranks) >= 1):
+        yield (
+            f"NPROC_PER_NODE={ranks} is neither a number of at least 1 nor one of {', '.join(RANK_COUNTS)}",
+            "Set NPROC_PER_NODE to the number of ranks on this machine, or unset it (one for each GPU).",
+        )
     if _number(machine, "MASTER_PORT", 1) > 65535:
         yield "MASTER_PORT is above 65535", "Set MASTER_PORT to a free port below 65536."
 

@@ -18,7 +18,11 @@ INDIRECT = ("accelerate", "tokenizers")
 OPTIONAL = {"deepspeed": "only recipes with `deepspeed:` need it"}
 """Packages without which other runs work."""
 
-REASONS = {"torch": "torch 2.9 is refused by LLaMA-Factory for Qwen3-VL, whose Conv3d it slows down"}
+REASONS = {
+    "torch": ("==2.9.*", "torch 2.9 is refused by LLaMA-Factory for Qwen3-VL, whose Conv3d it slows down"),
+    "deepspeed": ("<0.19.8", "before 0.19.8, ZeRO-2 and ZeRO-3 accumulate gradients wrongly with a current torch"),
+}
+"""Versions of which more is known than that they were not tested, and what."""
 
 
 def check_python(machine: Machine) -> Iterator[Check]:
@@ -87,5 +91,6 @@ def _judge(name: str, wanted: str) -> Check:
         return bad("versions", f"{name} is not installed", remedy)
     if SpecifierSet(wanted).contains(version, prereleases=True):
         return ok("versions", f"{name} {version}" + (f" ({wanted})" if wanted else ""))
-    reason = f"; {REASONS[name]}" if name in REASONS and version.startswith("2.9.") else ""
+    which, what = REASONS.get(name, ("", ""))
+    reason = f": {what}" if what and SpecifierSet(which).contains(version, prereleases=True) else ""
     return bad("versions", f"{name} {version} is outside the tested range {wanted}{reason}", remedy)

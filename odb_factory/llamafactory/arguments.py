@@ -140,6 +140,8 @@ class OdbFinetuningArguments(FinetuningArguments):
             raise ValueError("odb: true does not support Megatron training (USE_MCA); unset it or remove odb.")
         # the budget may depend on other arguments; everything else is checked now, before anything is loaded
         given: Any = self.odb_token_budget
+        if isinstance(given, str) and given != AUTO:
+            raise ValueError(f"odb_token_budget must be a positive integer, or {AUTO}, got {given!r}.")
         self.odb_config(budget=1 if given in (None, AUTO) else given, pad_to_multiple_of=1)
         check_samples_per_update(self.odb_samples_per_update)
         check_headroom("odb_auto_headroom", self.odb_auto_headroom)

@@ -65,6 +65,8 @@ def _about_image(row: Mapping[str, Any]) -> Sample:
         raise Unusable("no image")
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
         raise Unusable("image name that leaves the folder")
+    if "\0" in name or not _is_unicode(name):
+        raise Unusable("image name that no file can have")
     asked = [turn for turn in turns if turn["from"] == "human"]
     marks = sum(turn["value"].count(IMAGE) for turn in turns)
     if any(mark in turn["value"] for turn in turns for mark in PLACEHOLDERS if mark != IMAGE):
@@ -106,8 +108,15 @@ def _turn(message: Any, role_key: str, text_key: str, roles: Mapping[str, str]) 
         raise Unusable("turn without text")
     if not text.replace(IMAGE, "").strip() and not (IMAGE in text and roles[role] == "human"):
         raise Unusable("empty turn")
+    if not _is_unicode(text):
+        raise Unusable("text that is not valid Unicode")
+    return {"from": roles[role], "value": text}
+
+
+def _is_unicode(text: str) -> bool:
+    """False with half a letter, for which the JSON reader of `datasets` would refuse the whole file."""
     try:
         text.encode()
-    except UnicodeEncodeError:  # half a letter: the JSON reader of `datasets` would refuse the whole file
-        raise Unusable("text that is not valid Unicode") from None
-    return {"from": roles[role], "value": text}
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -11,9 +12,10 @@ import urllib.request
 import warnings
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 THREADS = 16
@@ -28,6 +30,11 @@ ATTEMPTS = 3
 SECONDS = 10.0
 """How long a server may be silent."""
 
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp"}
+"""Of files that are taken for images where it only matters whether there are any."""
+
+ENTRIES = 10_000
+"""Folders that are looked into for any image; a user's home may be among them."""
 
 NOT_FOUND = "image not found"
 UNDECODABLE = "image that cannot be decoded"
@@ -43,6 +50,23 @@ class Lacking(Exception):
 class Images(ABC):
     """Images by the names that the data set gives them."""
 
+    @abstractmethod
+    def get(self, names: Iterable[str]) -> dict[str, Path | Lacking]:
+        """A readable file for each name, or why there is none.
+
+        Raises:
+            ValueError: what should hold them is broken as a whole.
+            OSError: nothing can be said, since a server or a disk does not answer.
+        """
+
+    @abstractmethod
+    def any(self) -> bool:
+        """Whether there is any image at all, whatever its name."""
+
+
+class Place(Images):
+    """One place where images are; each is looked for and decoded once."""
+
     def __init__(self) -> None:
         self._known: dict[str, Path | Lacking] = {}
         self._decoders = threading.Semaphore(DECODERS)
@@ -56,8 +80,11 @@ class Images(ABC):
             OSError: nothing can be said, since a server or a disk does not answer.
         """
 
+    def kept(self, name: str) -> Path | None:
+        """The file that an earlier run has made, if there is one."""
+        return None
+
     def get(self, names: Iterable[str]) -> dict[str, Path | Lacking]:
-        """A readable file for each name, or why there is none."""
         wanted = set(names)
         new = sorted(wanted - self._known.keys())
         if new:
@@ -72,12 +99,27 @@ class Images(ABC):
 
     def _checked(self, name: str) -> Path | Lacking:
         try:
-            path = self.locate(name)
+            kept = self.kept(name)
+            if kept is not None and self._decodes(kept):
+                return kept
+            path = self.locate(name)  # also instead of a kept one that is cut off, as a power failure leaves it
             with self._decoders:
                 _decode(path)
         except Lacking as reason:
             return reason
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return Lacking(NOT_FOUND)
+            raise
         return path
+
+    def _decodes(self, path: Path) -> bool:
+        try:
+            with self._decoders:
+                _decode(path)
+        except Lacking:
+            return False
+        return True
 
 
 def _decode(path: Path) -> None:
@@ -94,7 +136,7 @@ def _decode(path: Path) -> None:
         raise Lacking(UNDECODABLE) from None
 
 
-class Folders(Images):
+class Folders(Place):
     """Images that lie in one of several folders."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -108,8 +150,15 @@ class Folders(Images):
                 return path
         raise Lacking(NOT_FOUND)
 
+    def any(self) -> bool:
+        for folder in self._folders:
+            for _, _, files in islice(os.walk(folder), ENTRIES):
+                if any(_is_image(name) for name in files):
+                    return True
+        return False
 
-class Archive(Images):
+
+class Archive(Place):
     """Images in a zip file, found by name wherever they lie in it, and written to `target` once."""
 
     def __init__(self, archive: Path, target: Path) -> None:
@@ -118,7 +167,7 @@ class Archive(Images):
         try:
             self._zip = zipfile.ZipFile(archive)
         except zipfile.BadZipFile:
-            raise ValueError(f"{archive} is not a whole zip file; fetch it again.") from None
+            raise ValueError(f"{archive} is not a whole zip file; fetch it again, or move it away.") from None
         self._target = target
         self._members: dict[str, zipfile.ZipInfo] = {}
         for member in self._zip.infolist():
@@ -126,21 +175,26 @@ class Archive(Images):
             for start in range(len(parts)):
                 self._members.setdefault("/".join(parts[start:]), member)
 
+    def any(self) -> bool:
+        return any(_is_image(name) for name in self._members)
+
+    def kept(self, name: str) -> Path | None:
+        return _file(self._target / name)
+
     def locate(self, name: str) -> Path:
-        path = self._target / name
-        if path.is_file():
-            return path
         member = self._members.get(name)
         if member is None or member.is_dir():
             raise Lacking(NOT_FOUND)
         try:
             content = self._zip.read(member)
-        except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError):
+        except Exception as error:  # the decompressors raise whatever the bytes lead them to
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the disk, not the archive
             raise Lacking(DAMAGED) from None
-        return _write(path, content)
+        return _write(self._target / name, content)
 
 
-class Web(Images):
+class Web(Place):
     """Images that a web server has under `base`, written to `target` once."""
 
     def __init__(self, base: str, target: Path, instead: str) -> None:
@@ -149,16 +203,19 @@ class Web(Images):
         self._base, self._target, self._instead = base, target, instead
         self._answered = False
 
+    def any(self) -> bool:
+        return self._answered
+
+    def kept(self, name: str) -> Path | None:
+        return _file(self._target / name)
+
     def locate(self, name: str) -> Path:
-        path = self._target / name
-        if path.is_file():
-            return path
         url = self._base + urllib.parse.quote(name)
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 content = _download(url)
                 self._answered = True
-                return _write(path, content)
+                return _write(self._target / name, content)
             except urllib.error.HTTPError as error:
                 if error.code in (403, 404, 410):
                     raise Lacking(NOT_FOUND) from None
@@ -169,6 +226,45 @@ class Web(Images):
                 break
             time.sleep(attempt)
         raise OSError(f"could not fetch {url} ({problem}). {self._instead}")
+
+
+class Several(Images):
+    """Several places, each asked for what those before it lack, and opened only then."""
+
+    def __init__(self, places: Sequence[Callable[[], Images]]) -> None:
+        self._closed = list(places)
+        self._opened: list[Images] = []
+
+    def get(self, names: Iterable[str]) -> dict[str, Path | Lacking]:
+        found: dict[str, Path | Lacking] = {}
+        wanted = set(names)
+        for place in self._places():
+            for name, image in place.get(wanted).items():
+                before = found.get(name)
+                if before is None or isinstance(image, Path) or str(before) == NOT_FOUND:  # others say more
+                    found[name] = image
+            wanted = {name for name in wanted if isinstance(found[name], Lacking)}
+            if not wanted:
+                break
+        return found
+
+    def any(self) -> bool:
+        return any(place.any() for place in self._places())
+
+    def _places(self) -> Iterator[Images]:
+        yield from self._opened
+        while self._closed:
+            self._opened.append(self._closed[0]())
+            del self._closed[0]
+            yield self._opened[-1]
+
+
+def _is_image(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in SUFFIXES
+
+
+def _file(path: Path) -> Path | None:
+    return path if path.is_file() else None
 
 
 def _download(url: str) -> bytes:
@@ -184,6 +280,9 @@ def _write(path: Path, content: bytes) -> Path:
     """Write a file that is there whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = Path(f"{path}.part")
-    part.write_bytes(content)
+    with part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())  # else a power failure may leave the name without the bytes
     os.replace(part, path)
     return path

@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,15 +79,22 @@ class Output:
         write_json(self._state, state)
 
     def close(self) -> None:
-        """Leave everything as it is, to be continued."""
+        """Leave everything as it is, to be continued; where nothing was committed, leave nothing."""
         for file in self._files:
             file.close()
+        if not self.progress.rows:
+            self._remove_parts()
+
+    def _remove_parts(self) -> None:
+        for part in self._parts:
+            part.unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Give up what was done, so that the next run begins anew."""
         self.close()
-        for path in (self._state, *self._parts):
-            path.unlink(missing_ok=True)
+        self._remove_parts()
+        if self.report.exists() or not self.data.exists():  # else the state says that these data are ours
+            self._state.unlink(missing_ok=True)
 
     def finish(self, report: dict[str, Any]) -> None:
         """Give the files their names. A file of dropped rows is there only if there are any."""
@@ -101,6 +108,26 @@ class Output:
         self._parts[0].replace(self.data)
         write_json(self.report, report)
         self._state.unlink(missing_ok=True)
+
+
+def claim(folder: Path, name: str, sources: Iterable[Path]) -> None:
+    """Make sure that nothing of the user's will be overwritten.
+
+    Raises:
+        ValueError: a source is one of the files that will be written, or there are such files that are not ours.
+    """
+    paths = {end: folder / f"{name}{end}" for end in (".jsonl", "_dropped.jsonl", "_report.json", "_state.json")}
+    written = [path for path in paths.values() if path.exists()]
+    for source in sources:
+        if any(source.samefile(path) for path in written):
+            raise ValueError(f"--source {source} is a file that this command writes; give another --dir.")
+    if paths["_report.json"].exists() or paths["_state.json"].exists():
+        return
+    if written:
+        raise ValueError(
+            f"{written[0]} is there already, and no {name}_report.json says that this command made it; move it away, "
+            "or give another --dir."
+        )
 
 
 def finished(folder: Path, name: str, identity: dict[str, Any]) -> dict[str, Any] | None:
@@ -143,20 +170,45 @@ def locked(path: Path, busy: str = "") -> Iterator[None]:
         yield
 
 
-def register(folder: Path, name: str, file_name: str, images: bool) -> None:
-    """Enter a data set into `dataset_info.json` of a folder; the others stay as they are.
+def registered(folder: Path, name: str) -> dict[str, Any]:
+    """All entries of `dataset_info.json` of a folder; {} if it is not there.
 
     Raises:
-        ValueError: there is such a file and it cannot be read.
+        ValueError: it cannot be read, or has another data set under this name.
     """
     path = folder / "dataset_info.json"
+    try:
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); repair or remove it, and run again.") from None
+    if not isinstance(known, dict):
+        raise ValueError(f"{path} does not hold an object; repair or remove it, and run again.")
+    if name in known and not _is_ours(known[name], f"{name}.jsonl"):
+        raise ValueError(
+            f"{path} has an entry {name} that this command did not make; rename or remove it, or give another --dir."
+        )
+    return known
+
+
+def _is_ours(entry: Any, file_name: str) -> bool:
+    """Whether LLaMA-Factory would read our file for it; it prefers a place on a hub, or a script."""
+    elsewhere = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
+    return (
+        isinstance(entry, Mapping)
+        and entry.get("file_name") == file_name
+        and not any(key in entry for key in elsewhere)
+    )
+
+
+def register(folder: Path, name: str, images: bool) -> None:
+    """Enter `NAME.jsonl` into `dataset_info.json` of a folder; the other entries stay as they are.
+
+    Raises:
+        ValueError: as of `registered`.
+    """
     columns = {"messages": "conversations", **({"images": "images"} if images else {})}
     with locked(folder / ".dataset_info.lock"):
-        try:
-            known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        except ValueError as error:
-            raise ValueError(f"{path} is not valid JSON ({error}); repair or remove it, and run again.") from None
-        if not isinstance(known, dict):
-            raise ValueError(f"{path} does not hold an object; repair or remove it, and run again.")
-        known[name] = {"file_name": file_name, "formatting": "sharegpt", "columns": columns}
-        write_json(path, known)
+        known = registered(folder, name)
+        before = known.get(name, {})  # what a user has added stays
+        known[name] = {**before, "file_name": f"{name}.jsonl", "formatting": "sharegpt", "columns": columns}
+        write_json(folder / "dataset_info.json", known)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+KINDS = (".parquet", ".json", ".jsonl")
+"""Suffixes of the files that can be read."""
 
 BLOCK = 1 << 20
 """Characters that are read at once from a JSON list."""
@@ -27,23 +32,27 @@ class Broken:
     """How it begins."""
 
 
-def read_rows(path: Path, columns: Sequence[str], skip: int = 0) -> Iterator[Any]:
+def read_rows(path: Path, columns: Sequence[str], skip: int = 0, optional: Sequence[str] = ()) -> Iterator[Any]:
     """Yield the rows of a file after the first `skip` ones; a line that is no JSON comes as `Broken`.
 
     Args:
         columns: what is read of a Parquet file, which must have at least these.
+        optional: what is read, too, where the file has it.
 
     Raises:
         ValueError: the file is of another kind, or cannot be read as what it claims to be.
     """
     if path.suffix == ".parquet":
-        yield from _parquet(path, columns, skip)
-    elif path.suffix in (".json", ".jsonl"):
+        yield from _parquet(path, columns, skip, optional)
+    elif path.suffix in KINDS:
         with path.open("rb") as file:
-            is_list = path.suffix == ".json" and file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+            head = file.read(64)
+        if head.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in head[:4]:
+            raise ValueError(f"{path} is not UTF-8 but UTF-16 or UTF-32; convert it, as with iconv -t UTF-8.")
+        is_list = path.suffix == ".json" and head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
         yield from _json_list(path, skip) if is_list else _json_lines(path, skip)
     else:
-        raise ValueError(f"{path} is none of .parquet, .json, .jsonl, so it cannot be read.")
+        raise ValueError(f"{path} is none of {', '.join(KINDS)}, so it cannot be read.")
 
 
 def _json_lines(path: Path, skip: int) -> Iterator[Any]:
@@ -53,9 +62,15 @@ def _json_lines(path: Path, skip: int) -> Iterator[Any]:
             if number < skip:
                 continue
             try:
-                yield json.loads(line)
+                yield json.loads(line.decode("utf-8-sig", "surrogatepass"))  # bytes would be taken for UTF-16, too
             except ValueError:  # also where it is not UTF-8
-                yield Broken("line that is not valid JSON", line[:200].decode("utf-8", "replace").strip())
+                yield Broken("line that is not valid JSON", _begin(line))
+            except RecursionError:
+                yield Broken("line that is nested too deeply", _begin(line))
+
+
+def _begin(line: bytes) -> str:
+    return line[:200].decode("utf-8", "replace").strip()
 
 
 def _json_list(path: Path, skip: int) -> Iterator[Any]:
@@ -67,6 +82,11 @@ def _json_list(path: Path, skip: int) -> Iterator[Any]:
         while True:
             at = _after_space(buffer, at)
             if buffer.startswith("]", at):
+                if buffer[at + 1 :].strip() or any(map(str.strip, iter(partial(file.read, BLOCK), ""))):
+                    raise ValueError(
+                        f"{path} goes on after the end of its list (row {count}), as if several files had been joined; "
+                        "make one list of them, or fetch it again."
+                    )
                 return
             if buffer.startswith(",", at):
                 at = _after_space(buffer, at + 1)
@@ -74,6 +94,8 @@ def _json_list(path: Path, skip: int) -> Iterator[Any]:
                 item, end = decoder.raw_decode(buffer, at)
             except ValueError:
                 end = len(buffer)
+            except RecursionError:
+                raise ValueError(f"{path} is nested too deeply after row {count}; fetch it again.") from None
             if end < len(buffer):
                 at, count = end, count + 1
                 if count > skip:
@@ -93,34 +115,41 @@ def _after_space(text: str, at: int) -> int:
     return at
 
 
-def _parquet(path: Path, columns: Sequence[str], skip: int) -> Iterator[Any]:
-    import pyarrow
+def _parquet(path: Path, columns: Sequence[str], skip: int, optional: Sequence[str]) -> Iterator[Any]:
     from pyarrow.parquet import ParquetFile
 
+    with _readable(path), ParquetFile(path) as file:
+        missing = [name for name in columns if name not in file.schema_arrow.names]
+        if missing:
+            have = ", ".join(file.schema_arrow.names)
+            raise ValueError(f"{path} has no column {missing[0]} (it has {have}); it is not the expected data set.")
+        read = dict.fromkeys([*(name for name in optional if name in file.schema_arrow.names), *columns])
+        for batch in file.iter_batches(PARQUET_ROWS, columns=list(read)):
+            if skip >= len(batch):
+                skip -= len(batch)
+                continue
+            yield from batch.slice(skip).to_pylist()
+            skip = 0
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """ValueError with the file's name for whatever Arrow raises where a Parquet file is damaged."""
+    import pyarrow
+
     try:
-        with ParquetFile(path) as file:
-            missing = [name for name in columns if name not in file.schema_arrow.names]
-            if missing:
-                have = ", ".join(file.schema_arrow.names)
-                raise ValueError(f"{path} has no column {missing[0]} (it has {have}); it is not the expected data set.")
-            for batch in file.iter_batches(PARQUET_ROWS, columns=list(columns)):
-                if skip >= len(batch):
-                    skip -= len(batch)
-                    continue
-                yield from batch.slice(skip).to_pylist()
-                skip = 0
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path} is not a readable Parquet file ({error}); fetch it again.") from None
+        yield
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk, not the file
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ValueError(f"{path} is not a readable Parquet file ({said}); fetch it again.") from None
 
 
 def count_parquet(path: Path) -> int:
     """Rows of a Parquet file, by its footer."""
-    import pyarrow
     from pyarrow.parquet import ParquetFile
 
-    try:
-        with ParquetFile(path) as file:
-            rows: int = file.metadata.num_rows
-            return rows
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path} is not a readable Parquet file ({error}); fetch it again.") from None
+    with _readable(path), ParquetFile(path) as file:
+        rows: int = file.metadata.num_rows
+        return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 from odb_factory.prepare.convert import IMAGE, Sample, Unusable
 from odb_factory.prepare.images import LACKING, NOT_FOUND, Lacking
-from odb_factory.prepare.output import Output, finished, locked, register
+from odb_factory.prepare.output import Output, claim, finished, locked, register, registered
 from odb_factory.prepare.rows import Broken
 from odb_factory.prepare.sets import PublicSet
 from odb_factory.prepare.source import Source, local_copy, published
@@ -53,22 +54,43 @@ def prepare(job: Job) -> dict[str, Any]:
         ValueError: bad input, or no row of it can be used.
         OSError: something cannot be fetched, read or written. The same call continues where this one stopped.
     """
+    try:
+        return _prepare(job)
+    except OSError as error:
+        if error.errno is None:  # it is a sentence already
+            raise
+        raise OSError(_sentence(error, job.folder)) from error
+
+
+def _sentence(error: OSError, folder: Path) -> str:
+    """What the system says, where, and what to do."""
+    again = "run the same command again: it continues where this one stopped."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"there is no room left for {folder} ({error.strerror}); make room, and {again}"
+    return f"{error.filename or folder}: {error.strerror}; mend that, and {again}"
+
+
+def _prepare(job: Job) -> dict[str, Any]:
     if job.limit is not None and job.limit < 1:
         raise ValueError(f"--limit must be at least 1, got {job.limit}.")
     name = job.known.name
-    job.folder.mkdir(parents=True, exist_ok=True)
+    # a local copy is looked at before anything is made
+    local = local_copy(job.known, job.source, job.images) if job.source is not None else None
+    try:
+        job.folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(f"--dir {job.folder} is a file or lies below one; give a folder.") from None
     busy = f"another process prepares {name} in {job.folder}; wait for it, or give another --dir."
     with locked(job.folder / f".{name}.lock", busy):
-        if job.source is not None:
-            source = local_copy(job.known, job.source, job.images)
-        else:
-            source = published(job.known, job.folder / f"{name}_raw", job.images)
+        claim(job.folder, name, local.local if local is not None else ())
+        registered(job.folder, name)
+        source = local or published(job.known, job.folder / f"{name}_raw", job.images)
         identity = {"version": VERSION, "limit": job.limit, "origin": source.origin}
         report = _earlier(job, identity)
         new = report is None
         if report is None:
             report = _convert(job, source, identity)
-        register(job.folder, name, f"{name}.jsonl", job.known.has_images)
+        register(job.folder, name, job.known.has_images)
     return {**report, "new": new}
 
 
@@ -121,17 +143,24 @@ def _transfer(job: Job, source: Source, output: Output) -> None:
     rows = itertools.islice(
         enumerate(source.rows(job.known.columns, done), start=done), None if limit is None else max(0, limit - done)
     )
-    total = min(job.known.rows, limit or job.known.rows)
+    total = min((count for count in (source.count, limit) if count is not None), default=None)
     with tqdm(total=total, initial=done, unit=" rows", desc=job.known.name) as bar:
         if done:
             bar.write(f"continuing an interrupted run after row {done:,}", file=sys.stderr)
         for chunk in _chunks(rows):
             samples, dropped = _converted(job, source, chunk)
-            if not output.progress.rows and not samples and {item["reason"] for item in dropped} == {NOT_FOUND}:
+            if not output.progress.rows and not samples and _no_images(source, dropped):
                 raise ValueError(f"none of the first {len(chunk)} images is there; give {job.known.local}.")
             output.commit(len(chunk), samples, dropped)
             bar.update(len(chunk))
             bar.set_postfix(dropped=sum(output.progress.dropped.values()))
+        bar.total = bar.n  # a copy may have fewer rows than the published data set
+
+
+def _no_images(source: Source, dropped: list[dict[str, Any]]) -> bool:
+    """Whether all images lack because the source has none at all: it was meant to be another one."""
+    lacking = {item["reason"] for item in dropped} == {NOT_FOUND}
+    return lacking and source.images is not None and not source.images.any()
 
 
 def _chunks(rows: Iterator[tuple[int, Any]]) -> Iterator[list[tuple[int, Any]]]:
@@ -177,7 +206,10 @@ def _known_by(job: Job, raw: Any) -> dict[str, str]:
     if isinstance(raw, Broken):
         return {"text": raw.text[:SHOWN]}
     named = raw.get(job.known.id_column) if isinstance(raw, dict) else None
-    text = {"text": json.dumps(raw, default=str)[:SHOWN]}
+    try:
+        text = {"text": json.dumps(raw, default=str)[:SHOWN]}
+    except RecursionError:
+        text = {"text": "(nested too deeply to show)"}
     return {"id": str(named)[:SHOWN], **text} if named is not None else text
 
 

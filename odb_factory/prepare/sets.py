@@ -20,10 +20,10 @@ class PublicSet:
     """None: the newest. A list of files with hashes in their names is good for one revision only."""
     files: tuple[str, ...]
     columns: tuple[str, ...]
-    """What is read of Parquet files."""
+    """What Parquet files must have; `id_column` is read, too, where they have it."""
     converter: convert.Converter
     rows: int
-    """Rows of the published data set, about; for the progress bar only."""
+    """Rows of the published data set, about; for the progress bar of a download only."""
     local: str
     """What a local copy looks like; ends a sentence."""
     local_files: str
@@ -57,7 +57,7 @@ SETS = {
             "data/train_sft-00001-of-00003-0a1804bcb6ae68c6.parquet",
             "data/train_sft-00002-of-00003-ee46ed25cfae92c6.parquet",
         ),
-        columns=("prompt_id", "messages"),
+        columns=("messages",),
         converter=convert.ultrachat,
         rows=207_865,
         id_column="prompt_id",
@@ -71,7 +71,7 @@ SETS = {
         repository="liuhaotian/LLaVA-Instruct-150K",
         revision=None,
         files=("llava_instruct_150k.json",),
-        columns=("id", "image", "conversations"),
+        columns=("image", "conversations"),
         converter=convert.llava,
         rows=157_712,
         local="a folder with llava_instruct_150k.json and COCO's images, as train2017/ or train2017.zip",

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from odb_factory.prepare.hub import hub_file
-from odb_factory.prepare.images import Archive, Folders, Images, Web
-from odb_factory.prepare.rows import count_parquet, read_rows
+from odb_factory.prepare.images import Archive, Folders, Images, Several, Web
+from odb_factory.prepare.rows import KINDS, count_parquet, read_rows
 from odb_factory.prepare.sets import PublicSet
 
 SHARD = re.compile(r"-(\d+)-of-(\d+)")
@@ -26,6 +26,12 @@ class Source:
     images: Images | None
     origin: list[Any]
     """What tells this source from another, in JSON."""
+    count: int | None = None
+    """How many rows there are, as far as that is known beforehand."""
+    optional: Sequence[str] = ()
+    """Columns of a Parquet file that are read, too, where it has them."""
+    local: Sequence[Path] = ()
+    """The files of rows, if they are a user's own."""
 
     def rows(self, columns: Sequence[str], skip: int) -> Iterator[Any]:
         """All rows after the first `skip` ones."""
@@ -34,7 +40,7 @@ class Source:
             if path.suffix == ".parquet" and skip and (count := count_parquet(path)) <= skip:
                 skip -= count
                 continue
-            yield from read_rows(path, columns, skip)
+            yield from read_rows(path, columns, skip, self.optional)
             skip = 0  # other kinds than Parquet come as one file
 
 
@@ -58,23 +64,34 @@ def published(known: PublicSet, raw: Path, target: Path) -> Source:
         images = Archive(fetch(known.archive), target)
     elif known.images_url is not None:
         images = Web(known.images_url, target, instead)
-    return Source(files, images, origin)
+    return Source(files, images, origin, count=known.rows, optional=(known.id_column,))
 
 
 def local_copy(known: PublicSet, path: Path, target: Path) -> Source:
     """A copy on this machine: a folder as downloaded, or the file of rows with the images near it.
 
     Raises:
-        ValueError: it is not there, or incomplete.
+        ValueError: it is not there, incomplete, ambiguous, or of another kind.
     """
     if not path.exists():
         raise ValueError(f"--source {path} is not there; give {known.local}.")
     files = [path] if path.is_file() else _files(known, path)
+    if files[0].suffix not in KINDS:
+        raise ValueError(f"--source {path} is none of {', '.join(KINDS)}; give {known.local}.")
     folders = [path] if path.is_dir() else [path.parent, path.parent.parent]
     stats = [(file.name, file.stat()) for file in files]
     origin = [str(path.resolve()), *([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats)]
     images = _images(known, folders, target) if known.has_images else None
-    return Source([partial(Path, file) for file in files], images, origin)
+    there = [partial(Path, file) for file in files]
+    return Source(there, images, origin, count=_count(files), optional=(known.id_column,), local=files)
+
+
+def _count(files: Sequence[Path]) -> int | None:
+    """Rows of Parquet files, whose footers say it; None: it would take reading them, or one is broken."""
+    try:
+        return sum(map(count_parquet, files)) if all(file.suffix == ".parquet" for file in files) else None
+    except ValueError:  # said when its turn comes: what is before it can be converted
+        return None
 
 
 def _files(known: PublicSet, folder: Path) -> list[Path]:
@@ -86,24 +103,31 @@ def _files(known: PublicSet, folder: Path) -> list[Path]:
     if not found:
         raise ValueError(f"--source {folder} has no {known.local_files}; give {known.local}.")
     if len(known.files) == 1:
-        return found[:1]
+        if len(found) > 1:
+            names = " and ".join(str(file.relative_to(folder)) for file in found[:2])
+            have = f"--source {folder} has {len(found)} files {known.local_files} ({names})"
+            raise ValueError(f"{have}; give one of them.")
+        return found
     shards = [SHARD.search(file.name) for file in found]
     if all(shards):
         here = [int(shard[1]) for shard in shards if shard]
         total = max(int(shard[2]) for shard in shards if shard)
         if here != list(range(total)):
             have = f"--source {folder} has {len(found)} of {total} files {known.local_files}"
-            raise ValueError(f"{have}; fetch the others, or give one file.")
+            what = "fetch the others, or give one file" if len(set(here)) == len(here) else "give one folder of them"
+            raise ValueError(f"{have}; {what}.")
     return found
 
 
 def _images(known: PublicSet, folders: Sequence[Path], target: Path) -> Images:
-    """Where the images are: folders before archives, since somebody may have unpacked one and left it there."""
+    """Where the images are: folders before archives, since somebody may have unpacked one and left it there.
+
+    Both are asked, since a folder of such a name may hold other images. An archive is opened at once where there is no
+    folder; beside one, only for what the folder lacks.
+    """
     places = [folder / name for folder in folders for name in known.image_folders if (folder / name).is_dir()]
-    if places:
-        return Folders([place.resolve() for place in places])
-    for folder in folders:
-        for name in known.image_archives:
-            if (folder / name).is_file():
-                return Archive(folder / name, target)
-    return Folders([folder.resolve() for folder in folders])
+    archives = [folder / name for folder in folders for name in known.image_archives if (folder / name).is_file()]
+    if not places and not archives:
+        return Folders([folder.resolve() for folder in folders])
+    first = Folders([place.resolve() for place in places]) if places else Archive(archives.pop(0), target)
+    return Several([lambda: first, *(partial(Archive, archive, target) for archive in archives)])

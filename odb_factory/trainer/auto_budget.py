@@ -46,6 +46,9 @@ HIGHEST = 2**20
 UNIT = 64
 """A budget found is a multiple of this, and of what batches are padded to (tokens)."""
 
+TELL_SECONDS = 15.0
+"""How often the search says how far it is."""
+
 _ENDLESS = 2**62
 
 
@@ -106,6 +109,8 @@ class Run:
     """Steps cannot do without collectives."""
     accumulation: int
     """Micro-batches of an update; 2 where it varies."""
+    tell: Callable[[str], None] = lambda text: None
+    """Logs a sentence, on one rank."""
     counted: int = 0
     """Bytes that a step needs beside what is measured and the optimizer's states."""
 
@@ -160,6 +165,7 @@ class _Prober:
     def __init__(self, auto: AutoBudget, run: Run) -> None:
         self._auto, self._run = auto, run
         self._fitted = 0
+        self._tried, self._told = 0, time.monotonic()
         with self._together("its memory was looked at"):
             self._meter = _make_meter(auto, run)
             self.pending = pending_state_bytes(run.optimizer, run.device)
@@ -179,7 +185,19 @@ class _Prober:
         over = self._max(_ENDLESS if isinf(need) else int(need) - allowed)
         if over <= 0:
             self._fitted = max(self._fitted, shape.padded_tokens)
+        self._tell(shape, over)
         return inf if over >= _ENDLESS else over
+
+    def _tell(self, shape: GroupShape, over: float) -> None:
+        """From time to time, how far the search is."""
+        self._tried += 1
+        if time.monotonic() < self._told + TELL_SECONDS:
+            return
+        self._told = time.monotonic()
+        self._run.tell(
+            f"Online Dynamic Batching: still looking, {self._tried} steps tried; the last one, of "
+            f"{shape.padded_tokens:,} padded tokens, {'fits' if over <= 0 else 'does not fit'}; {self._fitted:,} fit."
+        )
 
     def _abreast(self, batch: Any, shape: GroupShape) -> float:
         """A step without collectives."""

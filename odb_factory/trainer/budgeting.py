@@ -50,7 +50,9 @@ class BudgetMixin(_Base):
             )
         assert self._odb_loader is not None
         if self.is_world_process_zero():
-            logger.info("Online Dynamic Batching: looking for the largest token budget that fits.")
+            logger.info(
+                "Online Dynamic Batching: looking for the largest token budget that fits; this may take some minutes."
+            )
         auto, config = self._odb_auto, self.odb_config
         bounds = Bounds(
             longest=auto.longest,
@@ -93,6 +95,7 @@ class BudgetMixin(_Base):
             step=step,
             sharded=is_deepspeed(model) or bool(self.is_fsdp_enabled),
             accumulation=accumulation,
+            tell=logger.info if self.is_world_process_zero() else lambda text: None,
             counted=whole,
         )
 

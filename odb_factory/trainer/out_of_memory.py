@@ -49,8 +49,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def in_gb(nbytes: float) -> str:
     """Bytes in words."""
     if nbytes < 2**30:
-        return f"{nbytes / 2**20:,.0f} MB"
-    return f"{nbytes / 2**30:,.1f} GB"
+        return f"{nbytes / 2**20:,.0f} MiB"
+    return f"{nbytes / 2**30:,.1f} GiB"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,11 +112,11 @@ def _table(axes: Any, table: Sequence[tuple[str, str]]) -> None:
 
 def table_of(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The figures of `odb_summary.json` that a reader wants first: names and values, as text."""
-    window = f"{summary['window_samples']:,.0f} samples, {summary['window_bytes'] / 1e6:,.1f} MB"
+    window = f"{summary['window_samples']:,.0f} samples, {summary['window_bytes'] / 2**20:,.1f} MiB"
     rows = [
-        ("samples (unique)", f"{summary['samples']:,} ({summary['unique']:,})"),
-        ("dropped (bad)", f"{sum(summary['dropped'].values()):,} ({summary['bad']:,})"),
-        ("steps (fillers)", f"{summary['steps']:,} ({summary['fillers']:,})"),
+        ("samples (different ones)", f"{summary['samples']:,} ({summary['unique']:,})"),
+        ("samples dropped (bad ones)", f"{sum(summary['dropped'].values()):,} ({summary['bad']:,})"),
+        ("steps (micro-batches of weight 0)", f"{summary['steps']:,} ({summary['fillers']:,})"),
         ("samples per step, all ranks", f"{summary['samples_per_step']:.2f}"),
         ("updates (samples each)", f"{summary['updates']:,} ({summary['samples_per_update']:.1f})"),
         ("padding", f"{summary['padding']:.1%}"),
@@ -126,7 +126,7 @@ def table_of(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("real tokens / s", f"{summary['tokens_per_second']:,.0f}"),
         ("padded tokens / s", f"{summary['padded_tokens_per_second']:,.0f}"),
         ("window of a rank, mean", window),
-        ("alignment of a round", f"{summary['align_ms']:,.1f} ms"),
+        ("alignment, with waits for others", f"{summary['align_ms']:,.1f} ms"),
     ]
     if summary["left"]:
         rows.insert(1, ("left out (odb_quota)", f"{summary['left']:,}"))

@@ -19,6 +19,9 @@ from odb_factory.trainer.telemetry import PREFIX
 
 logger = logging.get_logger("transformers.odb_factory")
 
+MUCH_PADDING = 0.3
+"""Share of padding above which the end of a run says what to do about it."""
+
 _Base: Any = object
 """The mixin's base for type checkers: all that it calls is found in `Trainer`, later in the order of resolution."""
 
@@ -58,17 +61,18 @@ class ReportingMixin(_Base):
 
     def _odb_window_bytes(self) -> str:
         nbytes = self._odb_loader.window_bytes if self._odb_loader is not None else None
-        return f" or {nbytes >> 20:,} MB (odb_window_bytes)" if nbytes is not None else ""
+        return f" or {nbytes >> 20:,} MiB (odb_window_bytes)" if nbytes is not None else ""
 
     def _odb_announcement(self) -> str:
         self._odb_header.end()
         config, ranks = self.odb_config, self.args.world_size
         first = [config.window_target(i) for i in range(4)] if config.ramp else []
-        ramp = f", the first ones {', '.join(map(str, first[:3]))}" if first else ""
+        ramp = f" (an epoch begins with {', '.join(map(str, first[:3]))})" if first else ""
         if self._odb_samples_per_update is not None:
             update = f"{self._odb_samples_per_update:,} samples, and what the step has that completes them"
         else:
-            update = f"{self.args.gradient_accumulation_steps} micro-batch(es) a rank"
+            each = self.args.gradient_accumulation_steps
+            update = f"{each} micro-batch{'es' * (each > 1)} a rank"
         return (
             f"Online Dynamic Batching: up to {config.token_budget:,} padded tokens a micro-batch, windows of "
             f"{config.depth} samples{self._odb_window_bytes()} a rank{ramp}; rule {config.alignment}, "
@@ -116,10 +120,18 @@ class ReportingMixin(_Base):
             for applies, sentence in (
                 (self.odb_summary["short_windows"] > 0, self._odb_short_windows),
                 (self._odb_too_large_steps(), self._odb_large_steps),
+                (self.odb_summary["padding"] > MUCH_PADDING, self._odb_much_padding),
             ):
                 if applies:
                     logger.warning(f"Online Dynamic Batching: {sentence()}")
         return output
+
+    def _odb_much_padding(self) -> str:
+        return (
+            f"{self.odb_summary['padding']:.0%} of the padded tokens were padding: the windows hold too few samples "
+            f"for steps of {self.odb_config.token_budget:,} tokens; lower odb_token_budget or raise odb_depth "
+            "(`odb-factory plan` compares them)."
+        )
 
     def _odb_too_large_steps(self) -> bool:
         wanted = self._odb_samples_per_update
@@ -136,7 +148,7 @@ class ReportingMixin(_Base):
         assert self._odb_loader is not None
         rounds = self.odb_summary["rounds"] * self.args.world_size
         return (
-            f"odb_window_bytes ({(self._odb_loader.window_bytes or 0) / 1e6:,.1f} MB) kept "
+            f"odb_window_bytes ({(self._odb_loader.window_bytes or 0) / 2**20:,.1f} MiB) kept "
             f"{self.odb_summary['short_windows']:,} of {rounds:,} windows below odb_depth, which costs padding; raise "
             "it if the host has the memory."
         )

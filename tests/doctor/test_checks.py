@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import socket
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from odb_factory.doctor import limits, versions
+from odb_factory.doctor import limits, network, versions
 from odb_factory.doctor.accelerator import _judge as judge_gpu
-from odb_factory.doctor.accelerator import _without
+from odb_factory.doctor.accelerator import _too_many_ranks, _without
 from odb_factory.doctor.hook import HOOK_FILE, interpreter
 from odb_factory.doctor.machine import Machine
 from odb_factory.doctor.network import addresses, is_own_address
 from odb_factory.doctor.result import Status
 from odb_factory.doctor.storage import LONGEST_TEMPORARY
-from tests.doctor.helpers import clean, executable, looked, make_environment, only_failure, site_packages
+from tests.doctor.helpers import ROOT, clean, executable, looked, make_environment, only_failure, site_packages
 from tests.llamafactory.cli import free_port
 
 # -- the hook and the commands
@@ -59,6 +61,17 @@ def test_commands_beside_python_but_not_on_path(tmp_path: Path) -> None:
     checks = looked("commands", environ=clean() | {"PATH": str(tmp_path)})
     assert [check.status for check in checks] == [Status.WARN, Status.WARN]
     assert checks[0].remedy == f"export PATH={Path(sys.executable).parent}:$PATH (activate)."
+
+
+def test_commands_that_pip_put_into_the_user_folder(tmp_path: Path) -> None:
+    """As by `pip install --user` where ~/.local/bin is not on PATH; PYTHONUSERBASE is what `~/.local` is else."""
+    command = executable(tmp_path / "user" / "bin" / "llamafactory-cli", "#!/usr/bin/python3\n")
+    environ = clean(PYTHONUSERBASE=str(tmp_path / "user"), PYTHONNOUSERSITE="") | {"PATH": str(tmp_path)}
+    python = executable(tmp_path / "python", f'#!/bin/sh\nexec {sys._base_executable} "$@"\n')  # type: ignore[attr-defined]
+    cli, _ = looked("commands", python=str(python), environ=environ)
+    assert cli.status is Status.WARN
+    assert cli.found == f"llamafactory-cli is not on PATH, but lies in {command.parent}"
+    assert cli.remedy == f"export PATH={command.parent}:$PATH."
 
 
 @pytest.mark.parametrize(
@@ -109,6 +122,11 @@ def test_variables_switched_off_are_fine() -> None:
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 is not below WORLD_SIZE=2"),
         ({"RANK": "first", "WORLD_SIZE": "2"}, "RANK=first is not a number of at least 0"),
         ({"MASTER_PORT": "70000"}, "MASTER_PORT is above 65535"),
+        (
+            {"NPROC_PER_NODE": "abc"},
+            "NPROC_PER_NODE=abc is neither a number of at least 1 nor one of auto, gpu, cpu, xpu",
+        ),
+        ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE=0 is neither a number of at least 1 nor one of auto, gpu, cpu, xpu"),
         ({"MASTER_ADDR": "node-0.invalid"}, "MASTER_ADDR=node-0.invalid does not resolve"),
         (
             {"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"},
@@ -141,6 +159,8 @@ def test_launcher_variables_that_do_not_fit(environ: dict[str, str], found: str)
         {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"},
         {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"},
         {"NNODES": "1", "MASTER_ADDR": "localhost"},
+        {"NPROC_PER_NODE": "2"},
+        {"NPROC_PER_NODE": "auto"},
     ],
 )
 def test_launcher_variables_that_fit(environ: dict[str, str]) -> None:
@@ -173,6 +193,41 @@ def test_a_host_name_for_this_machine_alone_is_no_good_on_several_nodes(monkeypa
     assert looked("interface", environ=clean(GLOO_SOCKET_IFNAME="lo"))[0].status is Status.OK
 
 
+@pytest.mark.parametrize("wanted", ["", "lo", "nonexistent0"])
+@pytest.mark.parametrize("names", [["lo", "eth0"], ["lo"]])
+def test_the_loopback_is_no_remedy_on_several_nodes(
+    wanted: str, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(names, start=1)))
+    several = clean(NNODES="2", MASTER_ADDR="10.0.0.1", MASTER_PORT="29500", GLOO_SOCKET_IFNAME=wanted)
+    bad = only_failure(looked("interface", environ=several))
+    start = "Set GLOO_SOCKET_IFNAME to one of eth0, or" if len(names) == 2 else "Connect this machine to a network, or"
+    assert bad.remedy.startswith(start)
+    assert "lo," not in bad.remedy
+    if wanted == "lo":
+        assert bad.found == "GLOO_SOCKET_IFNAME=lo: the other nodes could not connect to this one"
+
+
+def test_a_kernel_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name with addresses of both kinds, where no socket of the one kind can be made."""
+
+    class NoIpv6(socket.socket):
+        def __init__(self, family: int = -1, *rest: Any, **more: Any) -> None:
+            if family == socket.AF_INET6:
+                raise OSError(97, "Address family not supported by protocol")
+            super().__init__(family, *rest, **more)
+
+    found = ["::1", "127.0.0.1"]
+    monkeypatch.setattr(network, "addresses", lambda host: found)
+    monkeypatch.setattr(socket, "socket", NoIpv6)
+    assert is_own_address("both")
+    found[:] = ["::1", "192.0.2.1"]
+    assert not is_own_address("both")
+    environ = clean(MASTER_ADDR="both", MASTER_PORT=str(free_port()))
+    assert looked("launcher", environ=environ)[0].status is Status.OK
+
+
 def test_addresses() -> None:
     assert "127.0.0.1" in addresses("localhost")
     assert addresses("node-0.invalid") == []
@@ -199,6 +254,16 @@ def test_several_gpus_want_more_shared_memory(tmp_path: Path) -> None:
         patch.setattr(limits, "GOOD_SHARED_NCCL", 2**60)
         bad = only_failure(looked("shared_memory", devices=tmp_path), Status.WARN)
     assert "NCCL on 2 GPUs may need" in bad.found
+
+
+def test_a_small_file_in_the_shared_memory_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = os.statvfs("/dev/shm")
+    free = state.f_bavail * state.f_frsize
+    monkeypatch.setattr(limits, "GOOD_SHARED", int(free * 1.02))
+    assert looked("shared_memory", devices=tmp_path)[0].status is Status.OK
+    monkeypatch.setattr(limits, "GOOD_SHARED", 2 * free)
+    bad = only_failure(looked("shared_memory", devices=tmp_path), Status.WARN)
+    assert "evaluation with workers may need" in bad.found
 
 
 @pytest.mark.parametrize(
@@ -324,7 +389,33 @@ def test_a_gpu(changed: dict[str, Any], status: Status, said: str) -> None:
     assert said in check.found
 
 
+@pytest.mark.parametrize(("ranks", "bad"), [("2", False), ("3", True), ("auto", False), ("", False)])
+def test_more_ranks_than_gpus(ranks: str, bad: bool) -> None:
+    with Machine(environ=clean(NPROC_PER_NODE=ranks)) as machine:
+        found = list(_too_many_ranks(machine, 2))
+    assert [check.status for check in found] == [Status.FAIL] * bad
+    assert all(
+        "NPROC_PER_NODE=3, but a rank needs a GPU of its own, and 2 can be used here" in check.found for check in found
+    )
+
+
 # -- versions
+
+
+@pytest.mark.parametrize(("version", "wrong"), [("0.17.6", True), ("0.18.9", True), ("0.20.1", False)])
+def test_an_older_deepspeed(version: str, wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.metadata
+
+    from packaging.requirements import Requirement
+
+    lines = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    [wanted] = [str(r.specifier) for r in map(Requirement, lines) if r.name == "deepspeed"]
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    check = versions._judge("deepspeed", wanted)
+    assert check.status is Status.WARN
+    assert check.found.startswith(f"deepspeed {version} is outside the tested range {wanted}")
+    assert ("ZeRO-2 and ZeRO-3 accumulate gradients wrongly" in check.found) == wrong
+    assert check.remedy.startswith(f'pip install "deepspeed{wanted}" (only recipes with `deepspeed:` need it')
 
 
 def test_ranges_come_from_the_metadata() -> None:

@@ -45,7 +45,7 @@ def test_auto_is_a_budget_in_yaml_and_as_a_flag(recipe: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [
-        ("odb_token_budget", "Auto", "odb_token_budget must be a positive integer, got 'Auto'."),
+        ("odb_token_budget", "Auto", "odb_token_budget must be a positive integer, or auto, got 'Auto'."),
         ("odb_auto_headroom", 1, "odb_auto_headroom must be a share of at least 0 and below 1, got 1."),
         ("odb_auto_headroom", "10 %", "odb_auto_headroom must be a share of at least 0 and below 1, got '10 %'."),
         ("odb_memory_limit", "8 GB", "odb_memory_limit must be a positive integer (bytes), got '8 GB'."),
@@ -124,7 +124,7 @@ def test_images_are_tried_where_the_data_have_any(vl: Parts, text: Parts, tmp_pa
 
 def check(run: Finished, limit: int) -> None:
     """What every run says of its budget."""
-    found = re.findall(r"odb_token_budget: (\d+)  # found by auto: the worst step needs \d+ MB of (\d+) MB", run.log)
+    found = re.findall(r"odb_token_budget: (\d+)  # found by auto: the worst step needs \d+ MiB of (\d+) MiB", run.log)
     assert len(found) == 1, "said once, by rank 0"
     budget = int(found[0][0])
     assert int(found[0][1]) == limit
@@ -166,9 +166,9 @@ def test_a_limit_that_is_too_low_is_one_sentence(recipe: dict[str, Any]) -> None
     text = re.search(r"NoBudgetError: (.*)", str(failure.value))
     assert text is not None
     assert re.fullmatch(
-        r"odb_token_budget: auto: a sample of 1024 tokens \(cutoff_len\) needs about \d+ MB, but a rank may use 27 MB "
-        r"\(30 MB without odb_auto_headroom 0\.1\); lower image_max_pixels, lower cutoff_len, leave longer samples out "
-        r"with odb_overlong: drop, or use LoRA, ZeRO-3 or a smaller model\.",
+        r"odb_token_budget: auto: a sample of 1024 tokens \(cutoff_len\) needs about \d+ MiB, but a rank may use 27 "
+        r"MiB \(30 MiB without odb_auto_headroom 0\.1\); lower image_max_pixels, lower cutoff_len, leave longer "
+        r"samples out with odb_overlong: drop, or use LoRA, ZeRO-3 or a smaller model\.",
         text[1],
     ), text[1]
 

@@ -203,8 +203,8 @@ def test_full_run(runs: dict[str, Finished | str]) -> None:
     assert losses[0] == pytest.approx(math.log(1024), abs=0.4)
     assert losses[-1] < losses[0]
     assert "training example:" in run.log
-    window = r"windows of 16 samples or [\d,]+ MB \(odb_window_bytes\) a rank, the first ones 2, 4, 8"
-    more = "rule carry, assignment shared; 1 rank; an update is 1 micro-batch\\(es\\) a rank"
+    window = r"windows of 16 samples or [\d,]+ MiB \(odb_window_bytes\) a rank \(an epoch begins with 2, 4, 8\)"
+    more = "rule carry, assignment shared; 1 rank; an update is 1 micro-batch a rank[.]"
     assert re.search(f"up to 1,280 padded tokens a micro-batch, {window}; {more}", run.log)
     assert (run.output / "odb_report.png").stat().st_size > 20_000
 

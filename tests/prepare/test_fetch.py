@@ -141,6 +141,14 @@ def test_images_from_the_web(hub: Server, tmp_path: Path) -> None:
     assert [path for _, path, _ in hub.requests if "train2017" in path] == ["/train2017/000000000001.jpg"]
 
 
+def test_an_image_that_was_cut_off_is_fetched_again(hub: Server, tmp_path: Path) -> None:
+    whole = (hub.folder / "train2017/000000000001.jpg").read_bytes()
+    put(tmp_path / "data/llava_150k_images/000000000001.jpg", whole[:400])
+    done = data(tmp_path, hub.url, "llava", images=f"{hub.url}/train2017/")
+    assert "12 rows read, 12 written, 0 dropped" in done.stdout, done.stderr
+    assert (tmp_path / "data/llava_150k_images/000000000001.jpg").read_bytes() == whole
+
+
 def test_a_server_that_stops_answering(hub: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images_module.time, "sleep", lambda _: None)
     for name in ("http_proxy", "HTTP_PROXY"):

@@ -26,6 +26,8 @@ from tests.prepare.raw import (
 
 Command = Callable[..., str]
 
+NAME = "ultrachat_200k"
+
 
 @pytest.fixture
 def command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
@@ -62,6 +64,10 @@ def check_account(name: str, rows: int) -> list[dict[str, Any]]:
     assert not list(data.glob("*.part"))
     assert not list(data.glob("*_state.json"))
     return dropped
+
+
+def visible(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def test_ultrachat(command: Command) -> None:
@@ -193,13 +199,30 @@ def test_what_is_done_is_not_done_again(command: Command) -> None:
 
 def test_other_data_sets_stay(command: Command) -> None:
     Path("data").mkdir()
-    mine = {"mine": {"hf_hub_url": "me/mine", "split": "train"}, "ultrachat_200k": {"hf_hub_url": "old"}}
+    ours = {"file_name": "ultrachat_200k.jsonl", "num_samples": 5}
+    mine = {"mine": {"hf_hub_url": "me/mine", "split": "train"}, "ultrachat_200k": ours}
     Path("data/dataset_info.json").write_text(json.dumps(mine))
     command("ultrachat", "--source", write_ultrachat(Path("raw"), [ultrachat_row(0)], shards=1))
     info = json.loads(Path("data/dataset_info.json").read_text())
     assert list(info) == ["mine", "ultrachat_200k"]
     assert info["mine"] == mine["mine"]
-    assert "hf_hub_url" not in info["ultrachat_200k"]  # it would be preferred to the file
+    assert info["ultrachat_200k"].items() > ours.items()
+    assert info["ultrachat_200k"]["columns"] == {"messages": "conversations"}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"hf_hub_url": "me/mine"}, {"file_name": "mine.json"}, {"file_name": f"{NAME}.jsonl", "script_url": "x"}, 3],
+)
+def test_an_entry_of_somebody_else_stays(command: Command, entry: Any) -> None:
+    info = Path("data/dataset_info.json")
+    info.parent.mkdir()
+    info.write_text(json.dumps({NAME: entry}))
+    source = write_ultrachat(Path("raw"), [ultrachat_row(0)], shards=1)
+    error = command("ultrachat", "--source", source, status=2)
+    assert f"dataset_info.json has an entry {NAME} that this command did not make; rename or remove it" in error
+    assert json.loads(info.read_text()) == {NAME: entry}
+    assert visible(Path("data")) == ["dataset_info.json"]  # it is said before anything is converted
 
 
 def test_bad_input(command: Command) -> None:
@@ -222,7 +245,7 @@ def test_bad_input(command: Command) -> None:
     (source / "train2017").rmdir()
     (source / "train2017.zip").write_bytes(b"PK\3\4 cut off")
     assert "train2017.zip is not a whole zip file" in command("llava", "--source", source, status=2)
-    assert [path.name for path in Path("data").iterdir() if not path.name.startswith(".")] == []
+    assert visible(Path("data")) == []
 
     Path("data/dataset_info.json").write_text("{")
     error = command("ultrachat", "--source", next((other / "data").iterdir()), status=2)

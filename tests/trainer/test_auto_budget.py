@@ -185,7 +185,7 @@ def test_a_limit_that_nothing_fits_into_is_refused(text_model: Path, tmp_path: P
         trainer.train()
     text = str(error.value)
     assert text.startswith("odb_token_budget: auto: a sample of 64 tokens (cutoff_len) needs about ")
-    assert "but a rank may use 8 MB (9 MB without odb_auto_headroom 0.1); lower cutoff_len" in text
+    assert "but a rank may use 8 MiB (9 MiB without odb_auto_headroom 0.1); lower cutoff_len" in text
     assert text.count(".") - text.count("0.1") == 1, "one sentence"
     assert not (tmp_path / "odb_audit.rank0.jsonl").exists()
 

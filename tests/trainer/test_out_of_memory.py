@@ -78,8 +78,8 @@ def test_a_group_is_described_and_the_budget_to_try_named(
     assert is_out_of_memory(error.__cause__)
     found = re.fullmatch(
         r"rank 0 ran out of memory in update (\d+) \(epoch 1, step (\d+)\) with a micro-batch of (\d+) samples: (\d+) "
-        r"padded tokens of the budget's 60, the longest sample (\d+) tokens \(asked for 1,073,741,824.0 GB, "
-        r"[\d,.]+ [GM]B are there\); lower the budget, by (\d+) % as a first try \(odb_token_budget: (\d+)\), or let "
+        r"padded tokens of the budget's 60, the longest sample (\d+) tokens \(asked for 1,073,741,824.0 GiB, "
+        r"[\d,.]+ [GM]iB are there\); lower the budget, by (\d+) % as a first try \(odb_token_budget: (\d+)\), or let "
         r"odb_token_budget: auto find one\.",
         str(error),
     )
@@ -124,8 +124,8 @@ def test_what_was_measured_says_by_how_much() -> None:
     text = describe(STEP, memory)
     assert text == (
         "rank 3 ran out of memory in update 12 (epoch 2, step 40) with a micro-batch of 8 samples: 12,000 padded "
-        "tokens of the budget's 12,288, the longest sample 1,500 tokens, 9,000 visual patches (asked for 4.0 GB, "
-        "held 76.0 GB at most, 50.0 GB of it before the step, 74.0 GB are there); lower the budget by at least 22 % "
+        "tokens of the budget's 12,288, the longest sample 1,500 tokens, 9,000 visual patches (asked for 4.0 GiB, "
+        "held 76.0 GiB at most, 50.0 GiB of it before the step, 74.0 GiB are there); lower the budget by at least 22 % "
         "(odb_token_budget: 9600)."
     )
 

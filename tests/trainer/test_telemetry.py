@@ -204,5 +204,5 @@ def test_the_table_says_what_was_left_out() -> None:
     }
     rows = dict(table_of({**summary, "left": 4}))
     assert rows["left out (odb_quota)"] == "4"
-    assert rows["dropped (bad)"] == "3 (1)"
+    assert rows["samples dropped (bad ones)"] == "3 (1)"
     assert "left out (odb_quota)" not in dict(table_of({**summary, "left": 0}))
