@@ -10,13 +10,19 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+OVERRIDES = "overrides"
+"""The option that takes `key=value` from anywhere in the command line."""
+
+ON = ("true", "y", "1", "yes", "on", "t")
+MOST_SEED = 2**32 - 1
+
 HELP = "predict padding, steps and memory of a recipe, with and without ODB; no GPU and no model weights"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("recipe", type=Path, help="a LLaMA-Factory recipe (.yaml) with odb: true")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe fields to change, right after it")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe fields to change")
     parser.add_argument(
         "--samples",
         type=_count_or_all,
@@ -28,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--world-size", type=_positive, metavar="W", help="ranks to plan for (default: as launched, or 1)"
     )
     parser.add_argument(
-        "--seed", type=int, metavar="S", help="of the draw and the epoch's order (default: the recipe's)"
+        "--seed", type=_seed, metavar="S", help="of the draw and the epoch's order (default: the recipe's)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw it")
@@ -40,6 +46,12 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _seed(text: str) -> int:
+    if not text.isdigit() or int(text) > MOST_SEED:
+        raise argparse.ArgumentTypeError(f"{text!r} is no integer from 0 to {MOST_SEED}")
+    return int(text)
+
+
 def _count_or_all(text: str) -> int | None:
     return None if text == "all" else _positive(text)
 
@@ -48,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
     """Plan and print; returns the exit status."""
     if options.plot is not None:
         _check_plot(options.plot)
+    _check_trainer()
     # what LLaMA-Factory and its libraries print must not mix with what is asked for
     with contextlib.redirect_stdout(sys.stderr):
         from odb_factory.llamafactory.recipe import load_recipe
@@ -70,6 +83,15 @@ def run(options: argparse.Namespace) -> int:
             write_plot(plan, options.plot)
     print(json.dumps(as_json(plan), indent=2) if options.json else as_text(plan))
     return 0
+
+
+def _check_trainer() -> None:
+    """A run that another trainer would take over cannot be planned."""
+    from odb_factory.doctor.variables import OTHER_TRAINERS
+
+    for name, effect in OTHER_TRAINERS.items():
+        if os.environ.get(name, "").lower() in ON:
+            raise ValueError(f"{name}={os.environ[name]} {effect}, so there is nothing to plan; unset {name}.")
 
 
 def _check_plot(path: Path) -> None:

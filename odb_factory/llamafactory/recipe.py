@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import io
 import logging
+import math
 import os
 import re
 import warnings
@@ -36,6 +37,18 @@ MACHINE_FIELDS: dict[str, Any] = {
 }
 """Fields that need the machine or the run that a recipe is for, and say nothing of its data: set so while planning."""
 
+MOST_SEED = 2**32 - 1
+"""The largest that numpy takes, which LLaMA-Factory seeds, too."""
+
+RANGES: dict[str, tuple[int, int | None]] = {
+    "seed": (0, MOST_SEED),
+    "data_seed": (0, MOST_SEED),
+    "max_samples": (1, None),
+    "preprocessing_batch_size": (1, None),
+    "preprocessing_num_workers": (1, None),
+}
+"""Integers that LLaMA-Factory takes unchecked: the least and the most that work (None: any)."""
+
 LONGEST_CAUSE = 300
 """Characters of somebody else's message that are quoted."""
 
@@ -64,6 +77,7 @@ def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     file = Path(path)
     values = read_values(file, overrides)
     check_kind(file, values)
+    _check_ranges(file, values)
     for name in MACHINE_FIELDS.keys() & values.keys():
         values[name] = MACHINE_FIELDS[name]
     if values.get("pure_bf16") is True:
@@ -146,6 +160,20 @@ def _check_numbers(file: Path, data: Any, training: Any) -> None:
             raise RecipeError(f"{file}: {name} must be a positive integer, got {value!r}; correct it.")
 
 
+def _check_ranges(file: Path, values: dict[str, Any]) -> None:
+    """Fields that LLaMA-Factory takes as they are, and that fail far from the recipe, where the data is read."""
+    for name, (least, most) in RANGES.items():
+        value = values.get(name)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and not (whole and value >= least and (most is None or value <= most)):
+            allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise RecipeError(f"{file}: {name} must be an integer {allowed}, got {value!r}; correct it.")
+    value = values.get("val_size")
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if value is not None and (not number or value < 0 or (isinstance(value, float) and value == 1)):
+        raise RecipeError(f"{file}: val_size must be a share below 1 or a number of rows, got {value!r}; correct it.")
+
+
 def _explain_unknown_keys(file: Path, error: ValueError) -> None:
     """Raise RecipeError if that is what `error` is about, with the nearest known names."""
     found = re.search(r"keys are not used by the HfArgumentParser: \[(.*?)\]", str(error))
@@ -191,7 +219,12 @@ def translated(what: str, remedy: str) -> Iterator[None]:
             f"a package cannot be imported ({shorten(error)}); install it, or ask: odb-factory doctor"
         ) from error
     except (Exception, SystemExit) as error:
-        cause = error.__cause__ if isinstance(error, OSError) and error.__cause__ is not None else error
+        cause: BaseException = error
+        # of OSError and of datasets' own errors the text is a headline only
+        while cause.__cause__ is not None and (
+            isinstance(cause, OSError) or type(cause).__module__.startswith("datasets")
+        ):
+            cause = cause.__cause__
         name = "" if isinstance(cause, ValueError | OSError | RuntimeError) else f"{type(cause).__name__}: "
         raise RecipeError(f"{what}: {name}{shorten(cause)}; {remedy}.") from error
 

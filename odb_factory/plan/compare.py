@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from odb_factory.config import OdbConfig
+from odb_factory.core.protocol import make_budget
 from odb_factory.plan.fixed import predict_fixed, predict_packing, random_order, sorted_order
 from odb_factory.plan.observed import EpochSamples, Observed, make_epoch
 from odb_factory.plan.online import MOST_SIMULATED, predict_online
@@ -59,25 +60,37 @@ class Comparison:
         self._packable = packable
         self._samples_per_update = samples_per_update
         self._epochs: dict[int, EpochSamples] = {}
-        self._online: dict[tuple[int, int], Prediction] = {}
+        self._online: dict[tuple[int, int, bool], Prediction] = {}
+        self.multiple = config.pad_to_multiple_of
+        """Lengths are padded to a multiple of this (tokens)."""
+        self.longest = max(make_budget(config).cost((meta,)) for meta in observed.metas)
+        """Padded tokens of the longest sample."""
+        self.depth_values = sorted({*DEPTHS, config.depth})
+        """Depths that are compared."""
 
     def _epoch(self, size: int) -> EpochSamples:
         if size not in self._epochs:
             self._epochs[size] = make_epoch(self._observed, size, self._config.seed)
         return self._epochs[size]
 
-    def online(self, budget: int, depth: int) -> Prediction:
-        """ODB."""
-        if (budget, depth) not in self._online:
-            config = self._config
+    def online(self, budget: int, depth: int, *, bounded: bool = True) -> Prediction:
+        """ODB; `bounded=False`: as if windows might take any number of bytes."""
+        key = budget, depth, bounded
+        if key not in self._online:
+            config = self._config if bounded else dataclasses.replace(self._config, window_bytes=None)
             # a sample that would end the run at a smaller budget is to be seen in the comparison, not to end the plan
             overlong = "keep" if config.overlong == "error" else config.overlong
             variant = dataclasses.replace(config, token_budget=budget, depth=depth, overlong=overlong)
             size = self._observed.size
-            self._online[budget, depth] = predict_online(
-                self._epoch, size, variant, self._world_size, self._samples_per_update
-            )
-        return self._online[budget, depth]
+            made = predict_online(self._epoch, size, variant, self._world_size, self._samples_per_update)
+            self._online[key] = dataclasses.replace(made, exact=made.exact and not self._would_stop)
+        return self._online[key]
+
+    @property
+    def _would_stop(self) -> bool:
+        """A run would stop at a bad sample."""
+        bad, most = len(self._observed.bad), self._config.max_bad_samples
+        return bad > 0 and (self._config.on_bad_sample == "raise" or (most is not None and bad > most))
 
     def budgets(self) -> tuple[Prediction, ...]:
         """ODB at the recipe's depth and several budgets, smallest first."""
@@ -85,16 +98,16 @@ class Comparison:
         budgets = {max(multiple, round(own * factor)) for factor in BUDGETS}
         return tuple(self.online(budget, self._config.depth) for budget in sorted(budgets))
 
-    def depths(self) -> tuple[Prediction, ...]:
-        """ODB at the recipe's budget and several depths, smallest first."""
-        depths = sorted({*DEPTHS, self._config.depth})
-        return tuple(self.online(self._config.token_budget, depth) for depth in depths)
+    def depths(self, budget: int | None = None) -> tuple[Prediction, ...]:
+        """ODB at a budget (None: the recipe's) and several depths, smallest first."""
+        return tuple(self.online(budget or self._config.token_budget, depth) for depth in self.depth_values)
 
     def standard(self) -> Prediction:
         """Stock LLaMA-Factory with the recipe's batch size."""
         size = len(self._stock_epoch.usable)
         order = random_order(size, self._config.seed) if self._config.shuffle else list(range(size))
-        return self._fixed_batches("standard", order, exact=self._stock_epoch.exact)
+        exact = self._stock_epoch.exact and not self._observed.bad  # stock LLaMA-Factory stops at a bad sample
+        return self._fixed_batches("standard", order, exact=exact)
 
     def sorted(self) -> Prediction:
         """Stock LLaMA-Factory with `group_by_length`."""

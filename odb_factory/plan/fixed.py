@@ -104,17 +104,21 @@ def predict_packing(
 ) -> Prediction:
     """Packing into rows of `cutoff` tokens by LLaMA-Factory's own knapsack: a bound for any attention over such rows.
 
+    LLaMA-Factory lowers the cutoff by one when it packs, and pads every row to one more than that.
+
     Args:
+        cutoff: cutoff_len of the recipe; a sample at it (truncated) loses one more token.
         rows_at_once: preprocessing_batch_size; each such part of the data set is packed by itself.
     """
     from llamafactory.data.processor.processor_utils import greedy_knapsack
 
     rows = 0
-    kept = [sample.length for sample in samples if sample.length <= cutoff]  # stock drops the others
+    capacity = cutoff - 1
+    kept = [min(sample.length, capacity) for sample in samples if sample.length <= cutoff]  # stock drops the others
     for start in range(0, len(kept), rows_at_once):
-        rows += len(greedy_knapsack(kept[start : start + rows_at_once], cutoff))
+        rows += len(greedy_knapsack(kept[start : start + rows_at_once], capacity))
     batches = deal(range(rows), batch_size, world_size)
-    width = ceil_multiple(cutoff + 1, multiple)  # stock makes every row one longer than the cutoff
+    width = ceil_multiple(cutoff, multiple)
     padded, slowest = sums_of_costs([[width * len(batch) for batch in step] for step in batches])
     return Prediction(
         method="packing",

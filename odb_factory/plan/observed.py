@@ -33,10 +33,15 @@ class Observed:
         return len(self.metas) + len(self.dropped) == self.size
 
     @property
-    def error_of_mean(self) -> float:
-        """Two standard errors of the mean length, as a share of it: how far figures that follow it may be off."""
-        if self.complete or len(self.metas) < 2:
+    def error_of_mean(self) -> float | None:
+        """Two standard errors of the mean length, as a share of it: how far figures that follow it may be off.
+
+        None: one sample does not say it.
+        """
+        if self.complete:
             return 0.0
+        if len(self.metas) < 2:
+            return None
         lengths = [meta.length for meta in self.metas]
         left_out = 1 - (len(self.metas) + len(self.dropped)) / self.size
         return 2 * statistics.stdev(lengths) * (left_out / len(lengths)) ** 0.5 / statistics.fmean(lengths)

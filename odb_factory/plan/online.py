@@ -46,11 +46,12 @@ def predict_online(
 
 def _simulated(data: EpochSamples, config: OdbConfig, world_size: int, samples_per_update: int | None) -> Prediction:
     budget = make_budget(config)
-    dropped = data.dropped
+    overlong: set[int] = set()
     if config.overlong == "drop":
-        dropped |= {s.index for s in data.samples if s.index not in dropped and budget.overlong(s)}
-    epoch = simulate(data.samples, config, world_size, dropped=dropped)
-    return summarize(epoch, config, world_size, samples_per_update=samples_per_update, exact=data.exact)
+        overlong = {s.index for s in data.usable if budget.overlong(s)}
+    epoch = simulate(data.samples, config, world_size, dropped=data.dropped | overlong)
+    made = summarize(epoch, config, world_size, samples_per_update=samples_per_update, exact=data.exact)
+    return dataclasses.replace(made, overlong=len(overlong))
 
 
 def summarize(
@@ -103,6 +104,7 @@ def _drawn_out(half: Prediction, whole: Prediction, times: float, accumulation: 
         "updates",
         "fillers",
         "short_windows",
+        "overlong",
     )
     values = {name: getattr(whole, name) for name in names}
     values = {name: value + round(times * (value - getattr(half, name))) for name, value in values.items()}

@@ -20,6 +20,7 @@ from odb_factory.llamafactory.hooks import PREPROCESS, registry
 from odb_factory.llamafactory.media import pixel_dtype
 from odb_factory.llamafactory.online_dataset import OnlineDataset, observe_online
 from odb_factory.llamafactory.recipe import Recipe, RecipeError, quiet, translated
+from odb_factory.plan.data_errors import explain, places
 from odb_factory.plan.observed import Observed
 from odb_factory.plan.sources import check_data, check_model
 from odb_factory.runtime.reader import Failed, Held, ObservedDataset
@@ -96,11 +97,15 @@ def _load_rows(recipe: Recipe, template: Any, module: dict[str, Any]) -> Any:
     data_args = copy.copy(recipe.data_args)
     data_args.eval_dataset = None  # nothing of it is needed
     arguments = (template, recipe.model_args, data_args, recipe.training_args, "sft")
-    names = _names(recipe)
+    names = places(recipe) or _names(recipe)
     remedy = "mend the data set or its entry in dataset_info.json; where it comes from a hub, download it first"
     with translated(f"the data set {names} could not be loaded", remedy), registry.replaced({PREPROCESS: _untouched}):
         transformers.set_seed(recipe.training_args.seed)  # of what the loader draws, where it draws
-        return loader.get_dataset(*arguments, **module)["train_dataset"]
+        try:
+            return loader.get_dataset(*arguments, **module)["train_dataset"]
+        except Exception as error:
+            explain(recipe, error)
+            raise
 
 
 def _untouched(dataset: Any, *_: Any, **__: Any) -> Any:

@@ -11,11 +11,13 @@ from typing import Any
 from odb_factory.config import OdbConfig
 from odb_factory.core.protocol import make_budget
 from odb_factory.llamafactory.recipe import Recipe, RecipeError
-from odb_factory.plan.advice import Advice, Memory, advise, measure_memory
+from odb_factory.plan.advice import Advice, advise
 from odb_factory.plan.compare import Comparison, Fixed
+from odb_factory.plan.memory import Memory, measure_memory
 from odb_factory.plan.observed import Lengths, Observed, describe_lengths
 from odb_factory.plan.pipeline import Pipeline, observe, open_pipeline
 from odb_factory.plan.prediction import Prediction
+from odb_factory.plan.warnings import make_warnings
 from odb_factory.runtime.memory import default_window_bytes
 from odb_factory.trainer.options import AUTO
 
@@ -87,7 +89,7 @@ def make_plan(
 
     Raises:
         RecipeError: something that the recipe names is not there or cannot be used, or no row can, or a sample is
-            longer than the budget where `odb_overlong` is `error`.
+            longer than the budget where `odb_overlong` is `error`, or every one where it is `drop`.
     """
     pipeline = open_pipeline(recipe)
     config = _config_here(pipeline, world_size, seed)
@@ -119,7 +121,7 @@ def _compare(recipe: Recipe, pipeline: Pipeline, config: OdbConfig, observed: Ob
     }
     own = comparison.online(config.token_budget, config.depth)
     stock = comparison.standard(), comparison.sorted()
-    advice = advise(comparison, own, *stock, multiple=config.pad_to_multiple_of, budget_name=name, **facts)
+    advice = advise(comparison, own, *stock, observed=observed, budget_name=name, **facts)
     return Plan(
         recipe=recipe,
         observed=observed,
@@ -134,7 +136,7 @@ def _compare(recipe: Recipe, pipeline: Pipeline, config: OdbConfig, observed: Ob
         depths=comparison.depths(),
         own=own,
         advice=advice,
-        warnings=(*_auto(pipeline), *_warnings(config, observed, facts["lengths"], own)),
+        warnings=(*_auto(pipeline), *make_warnings(config, observed, facts["lengths"], own, advice)),
         **facts,
     )
 
@@ -174,52 +176,21 @@ def _auto(pipeline: Pipeline) -> tuple[str, ...]:
 
 
 def _refuse_overlong(config: OdbConfig, observed: Observed) -> None:
-    if config.overlong != "error":
-        return
     budget = make_budget(config)
     overlong = [meta for meta in observed.metas if budget.overlong(meta)]
-    if overlong:
-        longest = max(overlong, key=lambda meta: meta.length)
+    if not overlong or config.overlong == "keep":
+        return
+    longest = max(overlong, key=lambda meta: budget.cost((meta,)))
+    if config.overlong == "drop" and len(overlong) == len(observed.metas):
+        costs = [budget.cost((meta,)) for meta in overlong]
+        raise RecipeError(
+            f"odb_overlong is drop, and each of the {len(overlong)} samples is longer than the token budget "
+            f"{config.token_budget}, so that there is nothing to train on: raise odb_token_budget (the shortest sample "
+            f"takes {min(costs)} padded tokens, the longest {max(costs)})."
+        )
+    if config.overlong == "error":
         raise RecipeError(
             f"{len(overlong)} of {len(observed.metas)} samples are longer than the token budget {config.token_budget} "
             f"(sample {longest.index} takes {budget.cost((longest,))} padded tokens), and odb_overlong is error: raise "
             f"odb_token_budget to at least {budget.cost((longest,))}, or set odb_overlong to keep or drop."
         )
-
-
-def _warnings(config: OdbConfig, observed: Observed, lengths: Lengths, own: Prediction) -> list[str]:
-    found = []
-    seen = len(observed.metas) + len(observed.dropped)
-    if observed.bad:
-        first = observed.bad[0]
-        where = f"the first is sample {first.index} ({first.reason}: {first.detail.rstrip('.')})"
-        if config.on_bad_sample == "raise":
-            what = "a run would stop there; mend it, or set odb_on_bad_sample: skip"
-        else:
-            what = "a run skips and names them"
-            expected = len(observed.bad) * observed.size / seen
-            if config.max_bad_samples is not None and expected > config.max_bad_samples:
-                what = (
-                    f"a run would stop after {config.max_bad_samples} (odb_max_bad_samples), about {expected:.0f} are "
-                    "to be expected; mend the data, or raise that number"
-                )
-        found.append(f"{len(observed.bad)} of {seen} samples are bad; {where}; {what}.")
-    invalid = len(observed.dropped) - len(observed.bad)
-    if invalid:
-        found.append(
-            f"{invalid} of {seen} rows are invalid conversations; they are dropped, as in stock LLaMA-Factory."
-        )
-    if lengths.above_budget:
-        fate = "dropped" if config.overlong == "drop" else "trained on alone, above the budget"
-        found.append(f"{lengths.above_budget:.1%} of the samples are above the token budget: they are {fate}.")
-    taken = config.token_budget / lengths.mean
-    if taken >= config.depth:
-        found.append(
-            f"The budget would take about {taken:,.0f} samples of the mean length, and the window holds "
-            f"{config.depth}: raise odb_depth, or micro-batches stay below the budget."
-        )
-    if own.short_windows:
-        found.append(
-            f"window_bytes keeps windows short of odb_depth {config.depth}: raise odb_window_bytes, or lower odb_depth."
-        )
-    return found

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from odb_factory.plan.memory import size
 from odb_factory.plan.observed import histogram
 from odb_factory.plan.planner import Plan
 from odb_factory.plan.prediction import Prediction
-from odb_factory.plan.text import VERDICTS, size
+from odb_factory.plan.text import VERDICTS
 
 GREY, BLUE, ORANGE, LIGHT = "#8a8f98", "#1f5fa8", "#d9772b", "#c9d6e8"
 
@@ -23,7 +24,9 @@ def write_plot(plan: Plan, path: str | os.PathLike[str]) -> None:
     axes = figure.subplots(2, 2)
     gain = f"{plan.advice.gain:.2f}x of Standard's speed, by padded tokens of the slowest rank"
     ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
-    figure.suptitle(f"{VERDICTS[plan.advice.verdict]}: {gain}\n{plan.recipe.path.name}, {ranks}", fontsize=12)
+    told = VERDICTS[plan.advice.verdict]
+    title = told[0].upper() + told[1:] if plan.advice.verdict == "cannot tell" else f"{told}: {gain}"
+    figure.suptitle(f"{title}\n{plan.recipe.path.name}, {ranks}", fontsize=12)
     _lengths(axes[0, 0], plan)
     _methods(axes[0, 1], plan)
     depth, budget = f"depth {plan.config.depth:,}", f"budget {plan.config.token_budget:,}"
@@ -72,7 +75,11 @@ def _methods(axis: Any, plan: Plan) -> None:
     rows.reverse()
     names, predictions, colors = zip(*rows, strict=True)
     bars = axis.barh(names, [p.ideal_share for p in predictions], color=colors, height=0.62)
-    texts = [f"{p.ideal_share:.2f}, padding {p.padding:.0%}, {p.steps:,} steps" for p in predictions]
+    texts = [
+        f"{p.ideal_share:.2f}, padding {p.padding:.0%}, {p.steps:,} steps"
+        + (f", only {p.samples:,} samples" if p.overlong else "")
+        for p in predictions
+    ]
     for bar, text, prediction in zip(bars, texts, predictions, strict=True):
         inside = prediction.ideal_share > 0.5
         x, color = (0.015, "white") if inside else (prediction.ideal_share + 0.015, "black")

@@ -39,6 +39,8 @@ class Prediction:
     """Zero-weight micro-batches, over all ranks."""
     short_windows: int = 0
     """Windows that bytes kept below their number of samples, over all ranks."""
+    overlong: int = 0
+    """Samples that `odb_overlong: drop` leaves out."""
     exact: bool
     """Every sample was measured, and the epoch is the first one of the run itself, not an estimate."""
 
@@ -56,7 +58,7 @@ class Prediction:
     def ideal_share(self) -> float:
         """Share of ideal time: real tokens / (ranks x sum over steps of the slowest rank's padded tokens)."""
         paid = self.world_size * self.slowest_tokens
-        return self.useful_tokens / paid if paid else 1.0
+        return self.useful_tokens / paid if paid else 0.0
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -76,6 +78,7 @@ class Prediction:
             "slowest_rank_padded_tokens": self.slowest_tokens,
             "fillers": self.fillers,
             "short_windows": self.short_windows,
+            "dropped_overlong": self.overlong,
             "exact": self.exact,
         }
 

@@ -58,7 +58,7 @@ def _samples(plan: Plan) -> dict[str, Any]:
         "rows": observed.size,
         "measured": len(observed.metas) + len(observed.dropped),
         "usable": len(observed.metas),
-        "error_of_mean_length": round(observed.error_of_mean, 6),
+        "error_of_mean_length": None if observed.error_of_mean is None else round(observed.error_of_mean, 6),
         "bad": len(observed.bad),
         "dropped": observed.reasons(),
         "dropped_samples": [

@@ -10,6 +10,8 @@ from typing import Any
 from odb_factory.llamafactory.recipe import Recipe, RecipeError, shorten
 
 INFO = "dataset_info.json"
+SOURCES = {"file_name", "hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name"}
+"""Keys of an entry that say where its data is."""
 DEMO = "odb_demo"
 """Names that begin so are those of `odb-factory demo`."""
 
@@ -51,12 +53,34 @@ def check_data(recipe: Recipe) -> None:
                 f"{recipe.path}: dataset {name} is not in {os.path.join(directory, INFO)} ({known}); correct the "
                 "name, or describe it there."
             )
-        file = info[name].get("file_name") if isinstance(info[name], dict) else None
+        _check_entry(name, info[name], directory)
+        file = info[name].get("file_name")
         if file is not None and not os.path.exists(os.path.join(directory, file)):
             raise RecipeError(
                 f"{recipe.path}: the file {os.path.join(directory, file)} of dataset {name} does not exist; put it "
                 f"there, or correct file_name in {INFO}."
             )
+
+
+def _check_entry(name: str, entry: Any, directory: str) -> None:
+    """Raise RecipeError for an entry of a shape that LLaMA-Factory could only trip over."""
+    place = f"{os.path.join(directory, INFO)}: the entry of dataset {name}"
+    if not isinstance(entry, dict):
+        raise RecipeError(f'{place} must be a mapping such as {{"file_name": "rows.json"}}, got {entry!r}; correct it.')
+    if not SOURCES & entry.keys():
+        raise RecipeError(f"{place} does not say where the data is; add file_name.")
+    for key in SOURCES & entry.keys():
+        if not isinstance(entry[key], str):
+            raise RecipeError(f"{place} has the {key} {entry[key]!r}, which must be a text; correct it.")
+    for key in ("columns", "tags"):
+        mapping = entry.get(key, {})
+        if not isinstance(mapping, dict) or not all(
+            value is None or isinstance(value, str) for value in mapping.values()
+        ):
+            raise RecipeError(f"{place} has the {key} {mapping!r}, which must map names to texts; correct it.")
+    file = entry.get("file_name")
+    if file is not None and os.path.isdir(path := os.path.join(directory, file)) and not os.listdir(path):
+        raise RecipeError(f"the directory {path} of dataset {name} is empty; put the data files there.")
 
 
 def _read_info(recipe: Recipe, path: str) -> dict[str, Any]:

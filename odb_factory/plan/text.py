@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from odb_factory.plan.memory import size
 from odb_factory.plan.observed import SHORT_OF_MEAN, histogram
 from odb_factory.plan.planner import Plan
 from odb_factory.plan.prediction import Prediction
@@ -18,6 +19,7 @@ VERDICTS = {
     "worth it": "ODB is worth it for this data",
     "small gain": "ODB brings a small gain for this data",
     "not worth it": "ODB is not worth it for this data",
+    "cannot tell": "it cannot be told whether ODB is worth it for this data",
 }
 
 
@@ -76,32 +78,46 @@ def _table(plan: Plan) -> str:
     seen = dict.fromkeys([*plan.budgets, *plan.depths, plan.advice.prediction])
     online = sorted(seen, key=lambda p: (p.budget or 0, p.depth or 0))
     rows += [(f"ODB, budget {p.budget:,}, depth {p.depth:,}", p) for p in online]
-    lines = [f"  {'':<31}{'padding':>8}{'samples/step':>13}{'steps/epoch':>12}{'ideal time':>11}{'speed':>7}"]
-    lines += [_row(name, prediction, plan) for name, prediction in rows]
-    basis = (
-        f"The figures of Standard and ODB are exact for the first epoch of a run with seed {plan.config.seed}."
-        if plan.own.exact
-        else f"Estimated for an epoch of {plan.observed.size:,} rows out of those that were read: the steps of ODB are "
-        f"good to about {plan.observed.error_of_mean:.1%} (two standard errors of the mean length)."
-    )
+    width = max(30, *(len(name) for name, _ in rows))
+    lines = [f"  {'':<{width}} {'padding':>8}{'samples/step':>13}{'steps/epoch':>12}{'ideal time':>11}{'speed':>7}"]
+    lines += [_row(name, prediction, plan, width) for name, prediction in rows]
     note = (
         "Sorted: group_by_length. samples/step: of all ranks. ideal time: real tokens / (ranks x padded tokens of each "
-        "step's slowest rank). "
-        f"speed: by that, Standard = 1; a model, not a measurement. {basis}"
+        "step's slowest rank). speed: by that, Standard = 1; a model, not a measurement"
+        + ("; -: odb_overlong drops samples there. " if any(p.overlong for p in online) else ". ")
+        + _basis(plan)
     )
     return "\n".join([*lines, _wrap("  " + note)])
 
 
-def _row(name: str, prediction: Prediction, plan: Plan) -> str:
+def _basis(plan: Plan) -> str:
+    observed, seed = plan.observed, plan.config.seed
+    if plan.own.exact and plan.standard.exact:
+        return f"The figures of Standard and ODB are exact for the first epoch of a run with seed {seed}."
+    left_out = f"The {len(observed.bad):,} bad samples are left out of all figures" if observed.bad else ""
+    if observed.complete:
+        if left_out:
+            return f"{left_out}, which are therefore not exact: stock LLaMA-Factory stops at a bad sample."
+        return f"Estimated for an epoch of {observed.size:,} rows."
+    error = observed.error_of_mean
+    far = "how good they are cannot be told from one sample"
+    if error is not None:
+        far = f"the steps of ODB are good to about {error:.1%} (two standard errors of the mean length)"
+    estimate = f"Estimated for an epoch of {observed.size:,} rows out of those that were read: {far}."
+    return f"{estimate} {left_out}." if left_out else estimate
+
+
+def _row(name: str, prediction: Prediction, plan: Plan, width: int) -> str:
     marks = []
     if prediction == plan.own:
         marks.append("recipe")
     if prediction == plan.advice.prediction:
         marks.append("advised")
     gain = prediction.ideal_share / plan.standard.ideal_share
+    speed = "-" if prediction.overlong else f"{gain:,.2f}" if gain < 100 else f"{gain:,.0f}"
     return (
-        f"  {name:<31}{prediction.padding:>8.1%}{prediction.samples_per_step:>13.1f}{prediction.steps:>12,}"
-        f"{prediction.ideal_share:>11.3f}{gain:>7.2f} {', '.join(marks)}".rstrip()
+        f"  {name:<{width}} {prediction.padding:>8.1%}{prediction.samples_per_step:>13.1f}{prediction.steps:>12,}"
+        f"{prediction.ideal_share:>11.3f} {speed:>6} {', '.join(marks)}".rstrip()
     )
 
 
@@ -128,12 +144,3 @@ def _conclusions(plan: Plan) -> Iterator[str]:
     windows = f"; a host's windows then hold {size(memory.host(advice.depth))}" if advice.depth != depth else ""
     yield f"Depth:  odb_depth {advice.depth}: {advice.depth_reason}{windows}."
     yield f"Result: {VERDICTS[advice.verdict]}: {advice.verdict_reason}."
-
-
-def size(count: float) -> str:
-    """Bytes in words."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1024 or unit == "GB":
-            break
-        count /= 1024
-    return f"{count:,.0f} {unit}" if unit == "B" or count >= 10 else f"{count:,.1f} {unit}"

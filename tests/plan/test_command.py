@@ -7,70 +7,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from PIL import Image
 
-from odb_factory.cli import main
-from odb_factory.demo import DemoPaths
 from tests.llamafactory.conftest import SAMPLES
-from tests.llamafactory.helpers import RECIPE
-
-Write = Callable[..., Path]
-
-
-@pytest.fixture
-def write(demo: DemoPaths, tmp_path: Path) -> Write:
-    """Writes a recipe over the demo, with changed fields, and gives its path."""
-
-    def write(**fields: Any) -> Path:
-        recipe = {
-            **RECIPE,
-            "model_name_or_path": str(demo.model),
-            "dataset_dir": str(demo.data),
-            "output_dir": str(tmp_path / "out"),
-            "cutoff_len": 1024,
-            "per_device_train_batch_size": 2,
-            "odb": True,
-            "odb_token_budget": 1280,
-            "odb_depth": 16,
-            **fields,
-        }
-        path = tmp_path / "recipe.yaml"
-        path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
-        return path
-
-    return write
-
-
-def plan(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """What the command prints."""
-    capsys.readouterr()
-    status = main(["plan", *map(str, arguments)])
-    captured = capsys.readouterr()
-    assert status == 0, captured.err
-    return captured.out
-
-
-def plan_json(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads(plan(capsys, *arguments, "--json"))
-    return result
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """The one line on stderr of a command that ends with 2."""
-    capsys.readouterr()
-    assert main(["plan", *map(str, arguments)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    (line,) = captured.err.splitlines()
-    assert line.startswith("odb-factory: ")
-    return line
-
+from tests.plan.helpers import Write, data_set, plan, plan_json, refusal
 
 PREDICTION = {
     "method",
@@ -88,6 +32,7 @@ PREDICTION = {
     "slowest_rank_padded_tokens",
     "fillers",
     "short_windows",
+    "dropped_overlong",
     "exact",
 }
 
@@ -215,15 +160,6 @@ def test_the_figure_is_drawn(capsys: pytest.CaptureFixture[str], write: Write, t
         assert colors is not None
         assert len(colors) > 50
         assert max(count for count, _ in colors) < 0.95 * picture.size[0] * picture.size[1]  # not an empty page
-
-
-def data_set(folder: Path, rows: list[dict[str, Any]], **info: Any) -> dict[str, Any]:
-    """Recipe fields of a data set of these rows."""
-    (folder / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
-    (folder / "dataset_info.json").write_text(
-        json.dumps({"rows": {"file_name": "rows.json", **info}}), encoding="utf-8"
-    )
-    return {"dataset": "rows", "dataset_dir": str(folder)}
 
 
 ROWS = [
@@ -358,7 +294,7 @@ class TestFiles:
         self, capsys: pytest.CaptureFixture[str], write: Write, tmp_path: Path
     ) -> None:
         fields = data_set(tmp_path, [])
-        assert "the data set rows could not be loaded" in refusal(capsys, write(**fields))
+        assert "rows.json of dataset rows cannot be used: it holds no rows; mend" in refusal(capsys, write(**fields))
         (tmp_path / "rows.json").unlink()
         assert "rows.json of dataset rows does not exist; put it there" in refusal(capsys, write(**fields))
         (tmp_path / "dataset_info.json").write_text("{", encoding="utf-8")
@@ -368,7 +304,7 @@ class TestFiles:
 
     def test_the_columns_are_wrong(self, capsys: pytest.CaptureFixture[str], write: Write, tmp_path: Path) -> None:
         line = refusal(capsys, write(**data_set(tmp_path, [{"question": "a", "answer": "b"}])))
-        assert "the data set rows could not be loaded: KeyError: 'instruction'; mend the data set or its entry" in line
+        assert "rows.json have no column instruction (they have question, answer); correct columns" in line
 
 
 @pytest.mark.slow

@@ -92,28 +92,29 @@ def encoder(cutoff: int) -> Any:
     from types import SimpleNamespace
 
     from llamafactory.data.processor import PackedSupervisedDatasetProcessor
+    from llamafactory.hparams import DataArguments
 
     class Ready(PackedSupervisedDatasetProcessor):
         def _encode_data_example(self, prompt: Any, **_: Any) -> Any:
-            count = int(prompt[0]["content"])
+            count = min(int(prompt[0]["content"]), self.data_args.cutoff_len)  # truncation
             return [1] * count, [1] * count
 
-    data_args = SimpleNamespace(cutoff_len=cutoff, neat_packing=False)
+    data_args = DataArguments(template="default", dataset="any", cutoff_len=cutoff, packing=True)  # which lowers it
     return Ready(template=None, tokenizer=SimpleNamespace(pad_token_id=0), processor=None, data_args=data_args)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_packing_makes_as_many_rows_as_llamafactory(seed: int) -> None:
     rng = random.Random(seed)
-    lengths = [rng.randint(1, 90) for _ in range(50)]
-    cutoff, at_once = 100, 20
+    cutoff, at_once = 96, 20
+    lengths = [rng.randint(1, 90) for _ in range(48)] + [cutoff, cutoff]  # the last two are truncated
     rows = 0
     for start in range(0, 50, at_once):
         part = lengths[start : start + at_once]
         columns = {name: [None] * len(part) for name in ("_system", "_tools", "_images", "_videos", "_audios")}
         prompts = [[{"role": "user", "content": str(n)}] for n in part]
         packed = encoder(cutoff).preprocess_dataset({"_prompt": prompts, "_response": [[{}]] * len(part), **columns})
-        assert {len(row) for row in packed["input_ids"]} == {cutoff + 1}
+        assert {len(row) for row in packed["input_ids"]} == {cutoff}
         rows += len(packed["input_ids"])
     prediction = predict_packing(
         metas(*lengths),
@@ -125,5 +126,5 @@ def test_packing_makes_as_many_rows_as_llamafactory(seed: int) -> None:
         multiple=8,
     )
     assert prediction.steps == rows
-    assert prediction.padded_tokens == rows * 104
+    assert prediction.padded_tokens == rows * cutoff
     assert prediction.samples == 50
