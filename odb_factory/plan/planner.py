@@ -114,6 +114,7 @@ def _compare(recipe: Recipe, pipeline: Pipeline, config: OdbConfig, observed: Ob
         "lengths": describe_lengths(observed.metas, cutoff=fixed.cutoff, overlong=overlong),
         "memory": measure_memory(
             observed.metas,
+            samples=-(-len(pipeline.dataset) // world_size),
             ranks_per_host=ranks_per_host(world_size),
             bound=config.window_bytes,
             bound_is_given=pipeline.config.window_bytes is not None,

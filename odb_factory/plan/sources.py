@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from odb_factory.llamafactory.recipe import Recipe, RecipeError, shorten
+from odb_factory.prepare.sets import SETS
 
 INFO = "dataset_info.json"
 SOURCES = {"file_name", "hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name"}
@@ -42,7 +44,7 @@ def check_data(recipe: Recipe) -> None:
     if not os.path.isdir(directory):
         raise RecipeError(
             f"{recipe.path}: there is no directory {directory} (dataset_dir); correct the path, which is relative to "
-            f"{os.getcwd()}{_demo(directory)}."
+            f"{os.getcwd()}{_demo(directory)}{_prepared(data.dataset)}."
         )
     info = _read_info(recipe, os.path.join(directory, INFO))
     for name in data.dataset:
@@ -51,7 +53,7 @@ def check_data(recipe: Recipe) -> None:
             known = f"did you mean {near[0]}?" if near else f"it describes {_some(sorted(info))}"
             raise RecipeError(
                 f"{recipe.path}: dataset {name} is not in {os.path.join(directory, INFO)} ({known}); correct the "
-                "name, or describe it there."
+                f"name, or describe it there{_prepared([name])}."
             )
         _check_entry(name, info[name], directory)
         file = info[name].get("file_name")
@@ -89,7 +91,8 @@ def _read_info(recipe: Recipe, path: str) -> dict[str, Any]:
             info = json.load(file)
     except FileNotFoundError:
         raise RecipeError(
-            f"{recipe.path}: there is no {path}, which must describe the data sets; correct dataset_dir."
+            f"{recipe.path}: there is no {path}, which must describe the data sets; correct dataset_dir"
+            f"{_prepared(recipe.data_args.dataset)}."
         ) from None
     except (OSError, ValueError) as error:
         raise RecipeError(f"{path} cannot be read ({shorten(error)}); mend it.") from error
@@ -105,3 +108,9 @@ def _some(names: list[str], most: int = 5) -> str:
 
 def _demo(path: str) -> str:
     return f" (make the demo with: odb-factory demo --dir {DEMO})" if path.split(os.sep)[0] == DEMO else ""
+
+
+def _prepared(names: Sequence[str]) -> str:
+    """How to get the data of our own recipes."""
+    commands = [command for command, public in SETS.items() if public.name in names]
+    return f" (get the data with: odb-factory data {commands[0]})" if commands else ""

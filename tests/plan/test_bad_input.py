@@ -148,3 +148,13 @@ class TestDataFiles:
     ) -> None:
         line = refusal(capsys, write(**data_set(tmp_path, [{"instruction": 1}, {"instruction": "a"}])))
         assert f"the data set rows ({tmp_path / 'rows.json'}) could not be loaded: " in line
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_data_of_our_own_recipes_is_to_be_fetched(
+    capsys: pytest.CaptureFixture[str], write: Write, tmp_path: Path, there: bool
+) -> None:
+    if there:
+        (tmp_path / "data").mkdir()
+    line = refusal(capsys, write(dataset_dir=str(tmp_path / "data"), dataset="ultrachat_200k"))
+    assert line.endswith(" (get the data with: odb-factory data ultrachat).")

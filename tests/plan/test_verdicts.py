@@ -74,7 +74,7 @@ def test_bytes_that_bind_are_named_not_the_budget(capsys: pytest.CaptureFixture[
     assert made["predictions"]["odb"]["short_windows"] > 0
     advised = made["recommended"]
     assert advised["token_budget"] == 1024
-    assert "odb_window_bytes (977 KB) keeps steps small" in advised["token_budget_reason"]
+    assert "odb_window_bytes (977 KiB) keeps steps small" in advised["token_budget_reason"]
     assert "raise odb_window_bytes" in advised["depth_reason"]
     assert advised["depth"] == 32
     assert made["memory"]["window_bytes_per_rank"] <= bound
