@@ -126,6 +126,7 @@ def test_ctrl_c_leaves_nothing_behind() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )
     try:
         end = time.monotonic() + 30

@@ -123,7 +123,11 @@ def test_a_run_that_had_ended_trains_no_more_and_keeps_its_summary(
     again = trainer_of(**arguments)
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == first.state.global_step
-    assert again.odb_summary == first.odb_summary
+    timed = {"training_seconds", "data_wait", *(name for name in first.odb_summary if name.endswith("_per_second"))}
+    assert again.odb_summary.keys() == first.odb_summary.keys()
+    for name, value in first.odb_summary.items():
+        # the time between the last checkpoint and the end is not in the checkpoint
+        assert again.odb_summary[name] == (pytest.approx(value, rel=0.1, abs=0.01) if name in timed else value), name
 
 
 def test_an_epoch_that_a_callback_cuts_counts_as_one(trainer_of: Callable[..., Any]) -> None:
