@@ -13,9 +13,6 @@ from pathlib import Path
 OVERRIDES = "overrides"
 """The option that takes `key=value` from anywhere in the command line."""
 
-ON = ("true", "y", "1", "yes", "on", "t")
-MOST_SEED = 2**32 - 1
-
 HELP = "predict padding, steps and memory of a recipe, with and without ODB; no GPU and no model weights"
 
 
@@ -47,6 +44,8 @@ def _positive(text: str) -> int:
 
 
 def _seed(text: str) -> int:
+    from odb_factory.llamafactory.recipe import MOST_SEED
+
     if not text.isdigit() or int(text) > MOST_SEED:
         raise argparse.ArgumentTypeError(f"{text!r} is no integer from 0 to {MOST_SEED}")
     return int(text)
@@ -87,10 +86,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_trainer() -> None:
     """A run that another trainer would take over cannot be planned."""
-    from odb_factory.doctor.variables import OTHER_TRAINERS
+    from odb_factory.doctor.variables import OTHER_TRAINERS, is_on
 
     for name, effect in OTHER_TRAINERS.items():
-        if os.environ.get(name, "").lower() in ON:
+        if is_on(os.environ, name):
             raise ValueError(f"{name}={os.environ[name]} {effect}, so there is nothing to plan; unset {name}.")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from odb_factory.doctor.machine import Machine
 from odb_factory.doctor.result import Check, fail, ok, warn
-from odb_factory.runtime.memory import available_memory
+from odb_factory.runtime.memory import available_memory, size_in_words
 
 MIB, GIB = 2**20, 2**30
 
@@ -43,7 +43,7 @@ def check_shared_memory(machine: Machine) -> Iterator[Check]:
     except OSError as error:
         yield fail(
             name,
-            f"{path} has no room for {_size(LEAST_SHARED)}: {error.strerror}",
+            f"{path} has no room for {size_in_words(LEAST_SHARED)}: {error.strerror}",
             f"Delete what is left there; {grow}",
         )
         return
@@ -51,9 +51,9 @@ def check_shared_memory(machine: Machine) -> Iterator[Check]:
     free = state.f_bavail * state.f_frsize
     gpus = len(list(machine.devices.glob("nvidia[0-9]*")))
     good, reason = (GOOD_SHARED_NCCL, f"NCCL on {gpus} GPUs") if gpus > 1 else (GOOD_SHARED, "evaluation with workers")
-    found = f"{_size(free)} free in {path}"
+    found = f"{size_in_words(free)} free in {path}"
     if free < SLACK * good:
-        yield warn(name, f"{found}: enough for odb, but {reason} may need {_size(good)}", grow)
+        yield warn(name, f"{found}: enough for odb, but {reason} may need {size_in_words(good)}", grow)
     else:
         yield ok(name, found)
 
@@ -83,10 +83,12 @@ def check_memory(machine: Machine) -> Iterator[Check]:
     if free is None:
         yield warn("memory", "the system does not say how much is available", "Set odb_window_bytes in the recipe.")
         return
-    found = f"{_size(free)} available"
+    found = f"{size_in_words(free)} available"
     remedy = "End what else runs here, or raise the container's memory limit; fewer ranks and workers need less."
     if free < LEAST_MEMORY:
-        yield fail("memory", f"{found}: a single process with LLaMA-Factory takes {_size(LEAST_MEMORY)}", remedy)
+        yield fail(
+            "memory", f"{found}: a single process with LLaMA-Factory takes {size_in_words(LEAST_MEMORY)}", remedy
+        )
     elif free < GOOD_MEMORY:
         yield warn("memory", f"{found}: enough for a tiny model only", remedy)
     else:
@@ -138,7 +140,3 @@ def _group_room(root: Path) -> tuple[str, int | None]:
                 allowed = int((folder / "pids.max").read_text())
                 rooms.append(max(0, allowed - int((folder / "pids.current").read_text())))
     return "control group", min(rooms, default=None)
-
-
-def _size(count: int) -> str:
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"

@@ -74,10 +74,6 @@ class Machine:
         command = [self.python, "-m", f"odb_factory.doctor.probes.{name}", str(self.odb_port)]
         return self._processes.ask(command, {**environ, **SAFE_PATH}, DEADLINE)
 
-    def enabled(self, variable: str) -> bool:
-        """Whether LLaMA-Factory takes an environment variable as switched on."""
-        return self.environ.get(variable, "").lower() in ("true", "y", "1")
-
     def close(self) -> None:
         """End what still runs."""
         self._processes.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from odb_factory.doctor.machine import Machine
 from odb_factory.doctor.result import Check, fail, ok, warn
@@ -25,8 +25,8 @@ TOLD = ("HF_HUB_OFFLINE", "HF_ENDPOINT", "CUDA_VISIBLE_DEVICES", "FORCE_TORCHRUN
 
 def check_variables(machine: Machine) -> Iterator[Check]:
     """Variables that send a run elsewhere, or hide what is wrong."""
-    bad = {name: effect for name, effect in OTHER_TRAINERS.items() if _on(machine, name)}
-    doubtful = {name: effect for name, effect in DOUBTFUL.items() if _on(machine, name)}
+    bad = {name: effect for name, effect in OTHER_TRAINERS.items() if is_on(machine.environ, name)}
+    doubtful = {name: effect for name, effect in DOUBTFUL.items() if is_on(machine.environ, name)}
     for name, effect in bad.items():
         yield fail("variables", f"{name}={machine.environ[name]} {effect}", f"unset {name}")
     for name, effect in doubtful.items():
@@ -36,6 +36,6 @@ def check_variables(machine: Machine) -> Iterator[Check]:
         yield ok("variables", told or "none that matters is set")
 
 
-def _on(machine: Machine, name: str) -> bool:
-    """As LLaMA-Factory reads it, in v0 or v1."""
-    return machine.environ.get(name, "").lower() in ("true", "yes", "on", "t", "y", "1")
+def is_on(environ: Mapping[str, str], name: str) -> bool:
+    """Whether a variable is switched on, as LLaMA-Factory reads it, in v0 or v1."""
+    return environ.get(name, "").lower() in ("true", "yes", "on", "t", "y", "1")

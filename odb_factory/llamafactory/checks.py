@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from odb_factory.config import OdbConfig
 from odb_factory.trainer.checks import contradictions, needs_steps
 from odb_factory.trainer.options import AUTO
 from odb_factory.trainer.resume import load_state
@@ -62,3 +63,13 @@ def token_budget(finetuning_args: Any, data_args: Any, training_args: Any) -> in
         return budget
     worst: int = training_args.per_device_train_batch_size * data_args.cutoff_len
     return worst
+
+
+def recipe_config(finetuning_args: Any, data_args: Any, training_args: Any) -> OdbConfig:
+    """The `OdbConfig` of a recipe, as far as its fields say it."""
+    config: OdbConfig = finetuning_args.odb_config(
+        budget=token_budget(finetuning_args, data_args, training_args),
+        pad_to_multiple_of=COLLATOR_PAD_MULTIPLE,
+        shuffle=not finetuning_args.disable_shuffling,
+    )
+    return config

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,13 +125,13 @@ def check_kind(file: Path, values: dict[str, Any]) -> None:
 
 def _parse(file: Path, values: dict[str, Any]) -> tuple[Any, ...]:
     from odb_factory.llamafactory.checks import check_recipe
-    from odb_factory.trainer.checks import check_samples_per_update
+    from odb_factory.trainer.options import check_samples_per_update
 
     try:
         check_version()
     except SeamError as error:
         raise RecipeError(str(error)) from error
-    with _without(RANK_VARIABLES):
+    with _environment(dict.fromkeys(RANK_VARIABLES)):
         from llamafactory.hparams import get_train_args
 
         try:
@@ -262,23 +262,19 @@ def quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _environment(changes: dict[str, str]) -> Iterator[None]:
+def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Other values of environment variables meanwhile; None: unset."""
     before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
+    _set_environment(changes)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _set_environment(before)
 
 
-@contextlib.contextmanager
-def _without(names: Sequence[str]) -> Iterator[None]:
-    before = {name: os.environ.pop(name) for name in names if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(before)
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

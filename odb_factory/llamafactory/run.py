@@ -10,7 +10,7 @@ import torch
 from llamafactory.extras import logging
 
 from odb_factory.config import OdbConfig
-from odb_factory.llamafactory.checks import COLLATOR_PAD_MULTIPLE, check_recipe, check_sharded, token_budget
+from odb_factory.llamafactory.checks import check_recipe, check_sharded, recipe_config
 from odb_factory.llamafactory.hooks import PREPROCESS, RUN_SFT, TRAINER, check_version, registry
 from odb_factory.llamafactory.media import pixel_dtype
 from odb_factory.trainer.options import AUTO, check_samples_per_update
@@ -40,11 +40,7 @@ def run_sft(
     check_recipe(data_args, training_args)
     check_sharded(finetuning_args, training_args)
     check_samples_per_update(finetuning_args.odb_samples_per_update, training_args.gradient_accumulation_steps)
-    config = finetuning_args.odb_config(
-        budget=token_budget(finetuning_args, data_args, training_args),
-        pad_to_multiple_of=COLLATOR_PAD_MULTIPLE,
-        shuffle=not finetuning_args.disable_shuffling,
-    )
+    config = recipe_config(finetuning_args, data_args, training_args)
     auto = finetuning_args.odb_token_budget == AUTO
     if config.token_budget < data_args.cutoff_len and config.overlong == "keep" and not auto:
         logger.warning_rank0(

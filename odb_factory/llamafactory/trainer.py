@@ -33,6 +33,7 @@ class OdbSeq2SeqTrainer(OdbTrainerMixin, CustomSeq2SeqTrainer):
         output = super()._finalize_training(*args, **kwargs)
         if self._odb_tokens_per_second:
             seconds = output.metrics["train_runtime"] * self.args.world_size
-            tokens = self.odb_summary["tokens"] - self._odb_tokens_before
+            assert self._odb_record is not None
+            tokens = self.odb_summary["tokens"] - self._odb_record.before["tokens"]
             output.metrics["effective_tokens_per_sec"] = tokens / seconds
         return output

@@ -70,7 +70,7 @@ def advise(
         depth=depth,
         depth_reason=depth_reason,
         prediction=best,
-        gain=best.ideal_share / standard.ideal_share,
+        gain=best.gain_over(standard),
         verdict=verdict.name,
         verdict_reason=verdict.reason,
     )

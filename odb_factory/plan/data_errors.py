@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from odb_factory.llamafactory.data_info import ELSEWHERE, INFO_NAME
 from odb_factory.llamafactory.recipe import Recipe, RecipeError, shorten
-
-INFO = "dataset_info.json"
 
 
 def explain(recipe: Recipe, error: BaseException) -> None:
@@ -35,12 +34,12 @@ def explain(recipe: Recipe, error: BaseException) -> None:
         if columns is not None and key not in columns and key in wanted_columns(recipe, name):
             raise RecipeError(
                 f"the rows of {file} have no column {key} (they have {', '.join(columns)}); correct columns or "
-                f"formatting of dataset {name} in {os.path.join(recipe.data_args.dataset_dir, INFO)}."
+                f"formatting of dataset {name} in {os.path.join(recipe.data_args.dataset_dir, INFO_NAME)}."
             ) from error
         if key is not None and key in _message_keys(recipe, name):
             raise RecipeError(
                 f"a message in {file} has no {key}; mend the file, or correct tags of dataset {name} in "
-                f"{os.path.join(recipe.data_args.dataset_dir, INFO)}."
+                f"{os.path.join(recipe.data_args.dataset_dir, INFO_NAME)}."
             ) from error
 
 
@@ -55,7 +54,7 @@ def entries(recipe: Recipe) -> dict[str, dict[str, Any]]:
     """What dataset_info.json says of the recipe's data sets; empty where it is none on this machine."""
     directory = recipe.data_args.dataset_dir
     try:
-        info = json.loads(Path(directory, INFO).read_text(encoding="utf-8"))
+        info = json.loads(Path(directory, INFO_NAME).read_text(encoding="utf-8"))
         return {name: info[name] for name in recipe.data_args.dataset if isinstance(info[name], dict)}
     except (OSError, ValueError, TypeError, KeyError):
         return {}
@@ -64,7 +63,7 @@ def entries(recipe: Recipe) -> dict[str, dict[str, Any]]:
 def _local_files(recipe: Recipe) -> Iterator[tuple[str, Path]]:
     """(data set, file) of those that lie in files."""
     for name, entry in entries(recipe).items():
-        if {"hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name"} & entry.keys():
+        if set(ELSEWHERE) & entry.keys():
             continue
         path = Path(recipe.data_args.dataset_dir, entry["file_name"])
         files = sorted(path.iterdir()) if path.is_dir() else [path]

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from odb_factory.config import OdbConfig
 from odb_factory.core.sample import Dropped, SampleMeta
-from odb_factory.llamafactory.checks import COLLATOR_PAD_MULTIPLE, token_budget
+from odb_factory.llamafactory.checks import recipe_config
 from odb_factory.llamafactory.collator import dummy_tokens
 from odb_factory.llamafactory.hooks import PREPROCESS, registry
 from odb_factory.llamafactory.media import pixel_dtype
@@ -24,7 +24,7 @@ from odb_factory.plan.data_errors import explain, places
 from odb_factory.plan.observed import Observed
 from odb_factory.plan.sources import check_data, check_model
 from odb_factory.runtime.reader import Failed, Held, ObservedDataset
-from odb_factory.trainer.options import AUTO
+from odb_factory.trainer.options import AUTO, with_arguments
 
 PROBE = 16
 """Samples that are read in this process before it is decided whether workers are worth their start."""
@@ -76,17 +76,8 @@ def open_pipeline(recipe: Recipe) -> Pipeline:
 
 def _config(recipe: Recipe, dummy: int) -> OdbConfig:
     """As the run makes it."""
-    finetuning, training = recipe.finetuning_args, recipe.training_args
-    shuffle = not finetuning.disable_shuffling and training.train_sampling_strategy != "sequential"
-    config: OdbConfig = finetuning.odb_config(
-        budget=token_budget(finetuning, recipe.data_args, training),
-        pad_to_multiple_of=COLLATOR_PAD_MULTIPLE,
-        dummy_tokens=dummy,
-        steps_multiple=training.gradient_accumulation_steps,
-        seed=training.seed if training.data_seed is None else training.data_seed,
-        shuffle=shuffle,
-    )
-    return config
+    config = recipe_config(recipe.finetuning_args, recipe.data_args, recipe.training_args)
+    return replace(with_arguments(config, recipe.training_args), dummy_tokens=dummy)
 
 
 def _load_rows(recipe: Recipe, template: Any, module: dict[str, Any]) -> Any:

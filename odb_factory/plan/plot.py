@@ -8,7 +8,7 @@ from typing import Any
 from odb_factory.plan.memory import size
 from odb_factory.plan.observed import histogram
 from odb_factory.plan.planner import Plan
-from odb_factory.plan.prediction import Prediction
+from odb_factory.plan.prediction import Prediction, ranks_in_words
 from odb_factory.plan.text import VERDICTS
 
 GREY, BLUE, ORANGE, LIGHT = "#8a8f98", "#1f5fa8", "#d9772b", "#c9d6e8"
@@ -23,10 +23,9 @@ def write_plot(plan: Plan, path: str | os.PathLike[str]) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 2)
     gain = f"{plan.advice.gain:.2f}x of Standard's speed, by padded tokens of the slowest rank"
-    ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
     told = VERDICTS[plan.advice.verdict]
     title = told[0].upper() + told[1:] if plan.advice.verdict == "cannot tell" else f"{told}: {gain}"
-    figure.suptitle(f"{title}\n{plan.recipe.path.name}, {ranks}", fontsize=12)
+    figure.suptitle(f"{title}\n{plan.recipe.path.name}, {ranks_in_words(plan.world_size)}", fontsize=12)
     _lengths(axes[0, 0], plan)
     _methods(axes[0, 1], plan)
     depth, budget = f"depth {plan.config.depth:,}", f"budget {plan.config.token_budget:,}"

@@ -60,6 +60,10 @@ class Prediction:
         paid = self.world_size * self.slowest_tokens
         return self.useful_tokens / paid if paid else 0.0
 
+    def gain_over(self, other: Prediction) -> float:
+        """How many times as fast as `other`, by share of ideal time."""
+        return self.ideal_share / other.ideal_share
+
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
         return {
@@ -86,3 +90,8 @@ class Prediction:
 def sums_of_costs(costs: Sequence[Sequence[int]]) -> tuple[int, int]:
     """Padded tokens, and those of each step's slowest rank, out of costs of shape (steps, W)."""
     return sum(map(sum, costs)), sum(map(max, costs))
+
+
+def ranks_in_words(count: int) -> str:
+    """A number of ranks."""
+    return "1 rank" if count == 1 else f"{count} ranks"

@@ -8,11 +8,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from odb_factory.llamafactory.data_info import ELSEWHERE, INFO_NAME
 from odb_factory.llamafactory.recipe import Recipe, RecipeError, shorten
 from odb_factory.prepare.sets import SETS
 
-INFO = "dataset_info.json"
-SOURCES = {"file_name", "hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name"}
+SOURCES = {"file_name", *ELSEWHERE}
 """Keys of an entry that say where its data is."""
 DEMO = "odb_demo"
 """Names that begin so are those of `odb-factory demo`."""
@@ -46,13 +46,13 @@ def check_data(recipe: Recipe) -> None:
             f"{recipe.path}: there is no directory {directory} (dataset_dir); correct the path, which is relative to "
             f"{os.getcwd()}{_demo(directory)}{_prepared(data.dataset)}."
         )
-    info = _read_info(recipe, os.path.join(directory, INFO))
+    info = _read_info(recipe, os.path.join(directory, INFO_NAME))
     for name in data.dataset:
         if name not in info:
             near = difflib.get_close_matches(name, info, 1)
             known = f"did you mean {near[0]}?" if near else f"it describes {_some(sorted(info))}"
             raise RecipeError(
-                f"{recipe.path}: dataset {name} is not in {os.path.join(directory, INFO)} ({known}); correct the "
+                f"{recipe.path}: dataset {name} is not in {os.path.join(directory, INFO_NAME)} ({known}); correct the "
                 f"name, or describe it there{_prepared([name])}."
             )
         _check_entry(name, info[name], directory)
@@ -60,13 +60,13 @@ def check_data(recipe: Recipe) -> None:
         if file is not None and not os.path.exists(os.path.join(directory, file)):
             raise RecipeError(
                 f"{recipe.path}: the file {os.path.join(directory, file)} of dataset {name} does not exist; put it "
-                f"there, or correct file_name in {INFO}."
+                f"there, or correct file_name in {INFO_NAME}."
             )
 
 
 def _check_entry(name: str, entry: Any, directory: str) -> None:
     """Raise RecipeError for an entry of a shape that LLaMA-Factory could only trip over."""
-    place = f"{os.path.join(directory, INFO)}: the entry of dataset {name}"
+    place = f"{os.path.join(directory, INFO_NAME)}: the entry of dataset {name}"
     if not isinstance(entry, dict):
         raise RecipeError(f'{place} must be a mapping such as {{"file_name": "rows.json"}}, got {entry!r}; correct it.')
     if not SOURCES & entry.keys():

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from odb_factory.plan.memory import size
 from odb_factory.plan.observed import SHORT_OF_MEAN, histogram
 from odb_factory.plan.planner import Plan
-from odb_factory.plan.prediction import Prediction
+from odb_factory.plan.prediction import Prediction, ranks_in_words
 
 WIDTH = 100
 BARS = 12
@@ -37,10 +37,9 @@ def _wrap(text: str, indent: str = "  ") -> str:
 def _head(plan: Plan) -> str:
     observed = plan.observed
     read = len(observed.metas) + len(observed.dropped)
-    ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
     dropped = ", ".join(f"{reason}: {count}" for reason, count in observed.reasons().items())
     lines = [
-        f"Plan of {plan.recipe.path.name} on {ranks}, seed {plan.config.seed}",
+        f"Plan of {plan.recipe.path.name} on {ranks_in_words(plan.world_size)}, seed {plan.config.seed}",
         f"{read:,} of {observed.size:,} rows went through the recipe's own data pipeline"
         + (f"; dropped: {dropped}" if dropped else ""),
     ]
@@ -113,7 +112,7 @@ def _row(name: str, prediction: Prediction, plan: Plan, width: int) -> str:
         marks.append("recipe")
     if prediction == plan.advice.prediction:
         marks.append("advised")
-    gain = prediction.ideal_share / plan.standard.ideal_share
+    gain = prediction.gain_over(plan.standard)
     speed = "-" if prediction.overlong else f"{gain:,.2f}" if gain < 100 else f"{gain:,.0f}"
     return (
         f"  {name:<{width}} {prediction.padding:>8.1%}{prediction.samples_per_step:>13.1f}{prediction.steps:>12,}"

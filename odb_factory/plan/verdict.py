@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from odb_factory.plan.observed import Lengths, Observed
-from odb_factory.plan.prediction import Prediction
+from odb_factory.plan.prediction import Prediction, ranks_in_words
 
 WORTH_IT = 1.15
 """Predicted gain over Standard from which on ODB is plainly worth it."""
@@ -41,7 +41,7 @@ def judge(
     unknown = _cannot_tell(standard, observed)
     if unknown is not None:
         return Verdict("cannot tell", unknown)
-    gain = best.ideal_share / standard.ideal_share
+    gain = best.gain_over(standard)
     name = "worth it" if gain >= WORTH_IT else "small gain" if gain >= SMALL_GAIN else "not worth it"
     reason = _reason(name, gain, best, standard, sorted_, lengths)
     if observed.bad:
@@ -64,10 +64,9 @@ def _cannot_tell(standard: Prediction, observed: Observed) -> str | None:
     usable = round(len(observed.metas) / seen * observed.size)
     least = max(LEAST_SAMPLES, LEAST_STEPS * (standard.batch_size or 1) * standard.world_size)
     if usable < least:
-        ranks = "1 rank" if standard.world_size == 1 else f"{standard.world_size} ranks"
         return (
-            f"an epoch of {usable} usable samples on {ranks} is too little to tell; plan with the whole data set, "
-            f"which should have {least} or more, or with fewer ranks"
+            f"an epoch of {usable} usable samples on {ranks_in_words(standard.world_size)} is too little to tell; plan "
+            f"with the whole data set, which should have {least} or more, or with fewer ranks"
         )
     return None
 

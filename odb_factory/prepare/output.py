@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from odb_factory.llamafactory.data_info import ELSEWHERE, INFO_NAME
+
 
 @dataclass(slots=True)
 class Progress:
@@ -176,7 +178,7 @@ def registered(folder: Path, name: str) -> dict[str, Any]:
     Raises:
         ValueError: it cannot be read, or has another data set under this name.
     """
-    path = folder / "dataset_info.json"
+    path = folder / INFO_NAME
     try:
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except (ValueError, RecursionError) as error:
@@ -192,11 +194,10 @@ def registered(folder: Path, name: str) -> dict[str, Any]:
 
 def _is_ours(entry: Any, file_name: str) -> bool:
     """Whether LLaMA-Factory would read our file for it; it prefers a place on a hub, or a script."""
-    elsewhere = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
     return (
         isinstance(entry, Mapping)
         and entry.get("file_name") == file_name
-        and not any(key in entry for key in elsewhere)
+        and not any(key in entry for key in ELSEWHERE)
     )
 
 
@@ -211,4 +212,4 @@ def register(folder: Path, name: str, images: bool) -> None:
         known = registered(folder, name)
         before = known.get(name, {})  # what a user has added stays
         known[name] = {**before, "file_name": f"{name}.jsonl", "formatting": "sharegpt", "columns": columns}
-        write_json(folder / "dataset_info.json", known)
+        write_json(folder / INFO_NAME, known)

@@ -1,4 +1,4 @@
-"""How many bytes of samples the window may hold where the configuration does not say."""
+"""Memory of this host: how much there is, and how much of it the window may take where nobody says."""
 
 from __future__ import annotations
 
@@ -54,13 +54,22 @@ def _page_cache(directory: Path) -> int:
 def default_window_bytes(world_size: int) -> int | None:
     """`WINDOW_SHARE` of the available memory, over the ranks of this host; None (no bound): it is not known.
 
-    Without `LOCAL_WORLD_SIZE` (as torchrun sets it) all ranks are taken to be on this host.
+    See `local_ranks`.
     """
     available = available_memory()
     if available is None:
         return None
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    return max(_LEAST, int(available * WINDOW_SHARE) // max(1, ranks))
+    return max(_LEAST, int(available * WINDOW_SHARE) // max(1, local_ranks(world_size)))
+
+
+def local_ranks(world_size: int) -> int:
+    """Ranks of this host; without `LOCAL_WORLD_SIZE` (as torchrun sets it) all are taken to be on it."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+
+
+def size_in_words(nbytes: float) -> str:
+    """Bytes as MiB or GiB."""
+    return f"{nbytes / 2**30:,.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:,.0f} MiB"
 
 
 _M_MMAP_THRESHOLD = -3

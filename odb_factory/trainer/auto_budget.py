@@ -32,13 +32,14 @@ from odb_factory.core.budget import ceil_multiple
 from odb_factory.core.budget_search import Found, Probe, search_budget
 from odb_factory.core.group_shapes import Bounds, GroupShape, group_shapes
 from odb_factory.runtime.errors import OdbError
+from odb_factory.runtime.memory import local_ranks, size_in_words
 from odb_factory.runtime.nested import map_tensors
-from odb_factory.trainer.memory_probe import Meter, local_ranks, make_meter
+from odb_factory.trainer.memory_probe import Meter, make_meter
 from odb_factory.trainer.micro import to_device
 from odb_factory.trainer.no_trace import forget_gradients, no_trace
 from odb_factory.trainer.optimizer_memory import optimizer_tensors, pending_state_bytes
 from odb_factory.trainer.options import AutoBudget
-from odb_factory.trainer.out_of_memory import in_gb, is_out_of_memory
+from odb_factory.trainer.out_of_memory import is_out_of_memory
 
 HIGHEST = 2**20
 """No budget above this is looked for (tokens)."""
@@ -75,8 +76,8 @@ class BudgetReport:
         """What can be put into a recipe."""
         steps = len({(p.kind, p.padded_tokens) for p in self.probes if not p.foreseen})
         return (
-            f"odb_token_budget: {self.token_budget}  # found by auto: the worst step needs {in_gb(self.need)} of "
-            f"{in_gb(self.capacity)}, {steps} steps in {self.seconds:.0f} s"
+            f"odb_token_budget: {self.token_budget}  # found by auto: the worst step needs {size_in_words(self.need)} "
+            f"of {size_in_words(self.capacity)}, {steps} steps in {self.seconds:.0f} s"
         )
 
     def summary(self) -> dict[str, Any]:
@@ -297,7 +298,7 @@ def _worst(found: Found) -> Probe:
 
 
 def _nothing_fits(found: Found, prober: _Prober, auto: AutoBudget, lowest: int, keep_overlong: bool) -> str:
-    need = "runs out of memory" if isinf(found.over) else f"needs about {in_gb(prober.allowed + found.over)}"
+    need = "runs out of memory" if isinf(found.over) else f"needs about {size_in_words(prober.allowed + found.over)}"
     what = f"a sample of {auto.longest} tokens (cutoff_len)" if keep_overlong else f"a step of {lowest} padded tokens"
     remedies = "use LoRA, ZeRO-3 or a smaller model"
     if keep_overlong:
@@ -305,6 +306,6 @@ def _nothing_fits(found: Found, prober: _Prober, auto: AutoBudget, lowest: int, 
     if auto.media:
         remedies = f"lower image_max_pixels, {remedies}"
     return (
-        f"odb_token_budget: auto: {what} {need}, but a rank may use {in_gb(prober.allowed)} "
-        f"({in_gb(prober.capacity)} without odb_auto_headroom {auto.headroom:g}); {remedies}."
+        f"odb_token_budget: auto: {what} {need}, but a rank may use {size_in_words(prober.allowed)} "
+        f"({size_in_words(prober.capacity)} without odb_auto_headroom {auto.headroom:g}); {remedies}."
     )

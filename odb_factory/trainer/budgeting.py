@@ -15,16 +15,14 @@ from odb_factory.config import OdbConfig
 from odb_factory.core.group_shapes import Bounds
 from odb_factory.runtime.loader import OdbDataLoader
 from odb_factory.trainer.auto_budget import BudgetReport, Run, choose_budget
+from odb_factory.trainer.base import TrainerBase
 from odb_factory.trainer.no_trace import is_deepspeed
 from odb_factory.trainer.options import AutoBudget
 
 logger = logging.get_logger("transformers.odb_factory")
 
-_Base: Any = object
-"""The mixin's base for type checkers: all that it calls is found in `Trainer`, later in the order of resolution."""
 
-
-class BudgetMixin(_Base):
+class BudgetMixin(TrainerBase):
     """Part of `OdbTrainerMixin`: finds the token budget where the recipe leaves that to us."""
 
     odb_config: OdbConfig

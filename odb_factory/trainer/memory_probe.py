@@ -8,7 +8,6 @@ whatever the C library does with their memory: the same step always gives the sa
 from __future__ import annotations
 
 import gc
-import os
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -147,8 +146,3 @@ class LiveBytes(TorchDispatchMode):
     def _forget(self, key: int, size: int) -> None:
         del self._known[key]
         self.live -= size
-
-
-def local_ranks(world_size: int) -> int:
-    """Ranks of this host; without `LOCAL_WORLD_SIZE` (as torchrun sets it) all are taken to be on it."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", world_size))

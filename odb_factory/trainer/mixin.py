@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,7 @@ from odb_factory.runtime.observe import Observe, observe_sample
 from odb_factory.trainer.bar import HeaderFilter
 from odb_factory.trainer.budgeting import BudgetMixin
 from odb_factory.trainer.checks import check_arguments, needs_steps, schedule_kind
-from odb_factory.trainer.options import AutoBudget
+from odb_factory.trainer.options import AutoBudget, with_arguments
 from odb_factory.trainer.progress import SampleProgress
 from odb_factory.trainer.reporting import ReportingMixin
 from odb_factory.trainer.resumable import ResumableMixin
@@ -63,12 +62,7 @@ class OdbTrainerMixin(ResumableMixin, UpdateMixin, ReportingMixin, BudgetMixin):
         self._odb_observe = odb_observe
         self._odb_collate_fn = odb_collate_fn
         self._odb_write_steps = odb_audit
-        self.odb_config = dataclasses.replace(
-            odb_config,
-            steps_multiple=self.args.gradient_accumulation_steps,
-            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
-            shuffle=odb_config.shuffle and self.args.train_sampling_strategy != "sequential",
-        )
+        self.odb_config = with_arguments(odb_config, self.args)
         self.odb_progress = SampleProgress(dataset_size=1, epochs=1, first_guess=1)
         self.odb_summary = {}
         self._odb_loader = None

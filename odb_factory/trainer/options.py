@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from odb_factory.config import OdbConfig
 from odb_factory.core.group_shapes import GroupShape
 
 AUTO = "auto"
@@ -59,3 +61,13 @@ def check_samples_per_update(number: Any, accumulation: int = 1) -> None:
             f"odb_samples_per_update {number} and gradient_accumulation_steps {accumulation} both say when an update "
             "closes; remove one of them."
         )
+
+
+def with_arguments(config: OdbConfig, args: Any) -> OdbConfig:
+    """`config` with accumulation, seed and order as the training arguments say."""
+    return dataclasses.replace(
+        config,
+        steps_multiple=args.gradient_accumulation_steps,
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        shuffle=config.shuffle and args.train_sampling_strategy != "sequential",
+    )

@@ -12,7 +12,7 @@ import torch
 
 from odb_factory.config import OdbConfig
 from odb_factory.runtime.errors import OdbError
-from odb_factory.runtime.memory import available_memory
+from odb_factory.runtime.memory import available_memory, size_in_words
 from odb_factory.runtime.messages import StepInfo
 from odb_factory.runtime.observe import count_patches
 
@@ -44,13 +44,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
-
-
-def in_gb(nbytes: float) -> str:
-    """Bytes in words."""
-    if nbytes < 2**30:
-        return f"{nbytes / 2**20:,.0f} MiB"
-    return f"{nbytes / 2**30:,.1f} GiB"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,13 +128,13 @@ def describe(step: FailedStep, memory: Memory) -> str:
     what = "a filler, which repeats one sample" if step.filler else f"{step.samples} sample{'s' * (step.samples != 1)}"
     held = []
     if memory.asked is not None:
-        held.append(f"asked for {in_gb(memory.asked)}")
+        held.append(f"asked for {size_in_words(memory.asked)}")
     if memory.peak is not None:
-        held.append(f"held {in_gb(memory.peak)} at most")
+        held.append(f"held {size_in_words(memory.peak)} at most")
     if memory.before is not None:
-        held.append(f"{in_gb(memory.before)} of it before the step")
+        held.append(f"{size_in_words(memory.before)} of it before the step")
     if memory.total is not None:
-        held.append(f"{in_gb(memory.total)} are there")
+        held.append(f"{size_in_words(memory.total)} are there")
     details = f" ({', '.join(held)})" if held else ""
     return (
         f"rank {step.rank} ran out of memory in update {step.update} (epoch {step.epoch + 1}, step {step.step}) with a "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ class RunRecord:
         self.meter = Meter(world_size, make_reduce(world_size, device))
         self._lengths = Lengths()
         self._series = Series()
-        self._samples_before = 0
+        self.before: Mapping[str, int] = Counter()
+        """Counts of the run before this process began, over all ranks, as `Audit.totals`."""
         self._world_size = world_size
         self._device = device
         self._open = False
@@ -86,7 +88,7 @@ class RunRecord:
         """Go on where `state` was saved."""
         self.audit.restore(state)
         self._open = state["open"]
-        self._samples_before = self.audit.totals["samples"]
+        self.before = Counter(self.audit.totals)
         self.meter.restore(state.get("meter", {}))
 
     def finish(self, known: Mapping[str, Any], write: bool) -> dict[str, Any]:
@@ -96,18 +98,14 @@ class RunRecord:
         figures = {name: round(value, 6) for name, value in figures_of(self.meter.run).items() if name != "padding"}
         seconds = round(self.meter.run.get("seconds", 0.0), 3)
         audited = self.audit.summary(*self._gathered())
-        summary = {**known, **{k: v for k, v in audited.items() if k not in known}, "training_seconds": seconds}
-        summary |= figures
+        summary = {**known, **audited, **known, "training_seconds": seconds, **figures}  # `known` first, and it counts
         lengths = self._summed(self._lengths.counts)
-        for name, publish in ((SUMMARY_NAME, write_summary), (REPORT_NAME, self._drawing(lengths))) if write else ():
-            try:
-                publish(self.audit.directory, summary)
-            except Exception as error:  # a run that is done must not end without its model, whatever is wrong here
-                logger.warning(f"Online Dynamic Batching: no {name} ({type(error).__name__}: {error}).")
+        if write:
+            with _may_fail(SUMMARY_NAME):
+                write_summary(self.audit.directory, summary)
+            with _may_fail(REPORT_NAME):
+                self._draw(self.audit.directory / REPORT_NAME, summary, lengths)
         return summary
-
-    def _drawing(self, lengths: np.ndarray) -> Callable[[Path, dict[str, Any]], None]:
-        return lambda directory, summary: self._draw(directory / REPORT_NAME, summary, lengths)
 
     def _draw(self, path: Path, summary: dict[str, Any], lengths: np.ndarray) -> None:
         if not len(steps := self._series.rows()):
@@ -122,7 +120,7 @@ class RunRecord:
             title=title,
             lengths=lengths,
             steps=steps,
-            before=self._samples_before,
+            before=self.before["samples"],
             token_budget=summary["token_budget"],
             world_size=self._world_size,
             table=table_of(summary),
@@ -146,6 +144,15 @@ class RunRecord:
         for counts in gather_object([dict(self.audit.local)]):
             local.update(counts)
         return dict(local), gather_object(list(self.audit.dropped.values()))
+
+
+@contextlib.contextmanager
+def _may_fail(name: str) -> Iterator[None]:
+    """A run that is done must not end without its model, whatever keeps this file from being written."""
+    try:
+        yield
+    except Exception as error:
+        logger.warning(f"Online Dynamic Batching: no {name} ({type(error).__name__}: {error}).")
 
 
 def in_words(summary: Mapping[str, Any], directory: Path) -> str:

@@ -12,6 +12,7 @@ from odb_factory.config import OdbConfig
 from odb_factory.runtime.loader import OdbDataLoader
 from odb_factory.trainer.auto_budget import BudgetReport
 from odb_factory.trainer.bar import HeaderFilter, SamplesBar
+from odb_factory.trainer.base import TrainerBase
 from odb_factory.trainer.callback import OdbCallback
 from odb_factory.trainer.progress import SampleProgress
 from odb_factory.trainer.record import RunRecord, in_words
@@ -22,11 +23,8 @@ logger = logging.get_logger("transformers.odb_factory")
 MUCH_PADDING = 0.3
 """Share of padding above which the end of a run says what to do about it."""
 
-_Base: Any = object
-"""The mixin's base for type checkers: all that it calls is found in `Trainer`, later in the order of resolution."""
 
-
-class ReportingMixin(_Base):
+class ReportingMixin(TrainerBase):
     """Part of `OdbTrainerMixin`: callbacks, logs and the end of the run."""
 
     odb_config: OdbConfig
@@ -42,7 +40,6 @@ class ReportingMixin(_Base):
     _odb_header: HeaderFilter
     _odb_figures: dict[str, float]
     """What the next log gets."""
-    _odb_emitted_before: int
 
     def _odb_add_callbacks(self) -> None:
         self.odb_callback = OdbCallback(
@@ -66,8 +63,8 @@ class ReportingMixin(_Base):
     def _odb_announcement(self) -> str:
         self._odb_header.end()
         config, ranks = self.odb_config, self.args.world_size
-        first = [config.window_target(i) for i in range(4)] if config.ramp else []
-        ramp = f" (an epoch begins with {', '.join(map(str, first[:3]))})" if first else ""
+        first = ", ".join(str(config.window_target(number)) for number in range(3))
+        ramp = f" (an epoch begins with {first})" if config.ramp else ""
         if self._odb_samples_per_update is not None:
             update = f"{self._odb_samples_per_update:,} samples, and what the step has that completes them"
         else:
@@ -101,9 +98,9 @@ class ReportingMixin(_Base):
     def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> Any:
         if self.args.max_steps <= 0:
             self.state.max_steps = self.state.global_step
-        emitted = self.odb_progress.emitted - self._odb_emitted_before
-        output = super()._finalize_training(trial, emitted, start_time)
         assert self._odb_record is not None
+        emitted = self.odb_progress.emitted - self._odb_record.before["samples"]
+        output = super()._finalize_training(trial, emitted, start_time)
         known = {
             "epochs": round(self.odb_progress.epoch, 6),
             "token_budget": self.odb_config.token_budget,

@@ -14,6 +14,7 @@ from odb_factory.config import OdbConfig
 from odb_factory.runtime.loader import OdbDataLoader
 from odb_factory.runtime.messages import StepInfo
 from odb_factory.trainer.bar import HeaderFilter
+from odb_factory.trainer.base import TrainerBase
 from odb_factory.trainer.micro import MicroBatch
 from odb_factory.trainer.progress import SampleProgress
 from odb_factory.trainer.record import RunRecord
@@ -23,11 +24,8 @@ from odb_factory.trainer.schedule import Position
 
 logger = logging.get_logger("transformers.odb_factory")
 
-_Base: Any = object
-"""The mixin's base for type checkers: all that it calls is found in `Trainer`, later in the order of resolution."""
 
-
-class ResumableMixin(_Base):
+class ResumableMixin(TrainerBase):
     """Part of `OdbTrainerMixin`: opens the audit, saves which samples are done, and restores it."""
 
     odb_config: OdbConfig
@@ -41,10 +39,6 @@ class ResumableMixin(_Base):
     _odb_header: HeaderFilter
     _odb_resumed: dict[str, Any] | None
     """The state that the run goes on from."""
-    _odb_emitted_before: int
-    """Samples that were emitted before this process began."""
-    _odb_tokens_before: int
-    """Their real tokens."""
     _odb_progress_saved: dict[str, int]
     """The progress after the last update that is done."""
 
@@ -112,13 +106,11 @@ class ResumableMixin(_Base):
             keep_updates=progress.updates if saved else 0,
         )
         self._odb_record = RunRecord(audit, world_size=self.args.world_size, device=self.args.device)
-        self._odb_emitted_before = progress.emitted
         self._odb_progress_saved = progress.state()
         if saved is not None:
             self._odb_record.restore(saved["audit"])
-        self._odb_tokens_before = audit.totals["tokens"]
-        if saved is not None and self._odb_position is not None:
-            self._odb_position.handled_in_warmup = saved["handled_in_warmup"]
+            if self._odb_position is not None:
+                self._odb_position.handled_in_warmup = saved["handled_in_warmup"]
         return prepared
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:

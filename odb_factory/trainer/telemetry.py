@@ -153,7 +153,7 @@ def _add(into: defaultdict[str, float], **values: float) -> None:
 
 
 def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in (*one, *(n for n in other if n not in one))}
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
 
 
 def figures_of(total: Mapping[str, float]) -> dict[str, float]:

@@ -15,16 +15,14 @@ from odb_factory.core.loss_scale import loss_scale
 from odb_factory.runtime.errors import OdbError
 from odb_factory.runtime.loader import OdbDataLoader
 from odb_factory.runtime.messages import StepInfo
+from odb_factory.trainer.base import TrainerBase
 from odb_factory.trainer.micro import MicroBatch, Update, to_device, zero_loss
 from odb_factory.trainer.out_of_memory import FailedStep, explained
 from odb_factory.trainer.progress import SampleProgress
 from odb_factory.trainer.record import RunRecord
 
-_Base: Any = object
-"""The mixin's base for type checkers: all that it calls is found in `Trainer`, later in the order of resolution."""
 
-
-class UpdateMixin(_Base):
+class UpdateMixin(TrainerBase):
     """Part of `OdbTrainerMixin`: closes updates, and scales losses so that an update's is per supervised token."""
 
     odb_config: OdbConfig
