@@ -49,7 +49,7 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of a micro-batch: constant + per_token x padded tokens + per_square x squares. A step takes its slowest."""
+    """Seconds of a micro-batch: constant + per_token x padded tokens + per_square x squares. A step: the slowest."""
 
     constant: float = 0.0
     per_token: float = 1.0

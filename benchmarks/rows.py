@@ -61,7 +61,7 @@ class Row:
 
 
 class RowWriter:
-    """Completes rows with command, versions, hardware and date, and writes each at once, should the run be cut short."""
+    """Completes rows with command, versions, hardware and date, and writes each at once: a run may be cut short."""
 
     def __init__(self, benchmark: str, command: str, file: Path) -> None:
         self._benchmark = benchmark
