@@ -31,7 +31,7 @@ PACKAGES = (
 """Packages whose versions stand in each row, where they are installed."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One measurement: a method on some data, once."""
 
