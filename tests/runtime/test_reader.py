@@ -14,7 +14,6 @@ import torch
 from odb_factory import OdbConfig
 from odb_factory.core.sample import SampleMeta
 from odb_factory.runtime.errors import SampleError
-from odb_factory.runtime.messages import loads
 from odb_factory.runtime.observe import observe_sample
 from odb_factory.runtime.reader import Held, Reader, Taken
 from tests.dist import children, kill
@@ -67,8 +66,8 @@ def test_samples_come_in_the_order_of_the_indices_whatever_the_timing(workers: i
         assert indices(rest.samples) == order[5:]
         assert reader.unread == 0
         assert [h.meta.length for h in rest.samples] == [i + 1 for i in order[5:]]
-        assert loads(taken.samples[0].payload)["input_ids"].tolist() == [5] * 6
-        assert taken.samples[0].meta.nbytes == len(taken.samples[0].payload)
+        assert taken.samples[0].payload.unpack()["input_ids"].tolist() == [5] * 6
+        assert taken.samples[0].meta.nbytes == taken.samples[0].payload.nbytes
         reader.cancel()
 
 
@@ -163,7 +162,7 @@ def drawn(workers: int, order: list[int], *, epoch: int = 0, seed: int = 0) -> d
     reader = reader_of(Random([3] * 12), depth=20, workers=workers, seed=seed)
     reader.start_epoch(epoch, order)
     samples = reader.take(20).samples
-    return {held.meta.index: loads(held.payload)["drawn"] for held in samples}
+    return {held.meta.index: held.payload.unpack()["drawn"] for held in samples}
 
 
 def test_random_numbers_of_a_sample_depend_on_seed_epoch_and_index_only() -> None:

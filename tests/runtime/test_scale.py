@@ -1,10 +1,11 @@
-"""What a rank sends does not grow with the number of ranks. `python -m benchmarks.scale` goes on to 4096."""
+"""What a rank sends does not grow with the number of ranks. `python -m benchmarks exchange` goes on to 4096."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.scale import CONFIG, count_simulated, fixed_part, measure_real
+from benchmarks.exchange.ours import count_simulated, measure_real
+from benchmarks.exchange.world import CONFIG
 from odb_factory.core.assignment import tree_children
 from odb_factory.core.protocol import RankProtocol
 
@@ -15,23 +16,25 @@ MOST = 8 * (FIRST + RankProtocol.TAIL + 1 + 2 * 2)
 
 @pytest.mark.parametrize("world", [2, 16, 128])
 def test_counted_bytes_are_bounded_whatever_the_number_of_ranks(world: int) -> None:
-    assert fixed_part(count_simulated(world, per_rank=60)) <= MOST
+    assert count_simulated(world, per_rank=60).fixed_bytes <= MOST
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("world", [2, 4])
 def test_real_ranks_send_what_is_counted(world: int) -> None:
-    real, counted = measure_real(world, per_rank=60, rounds=5, deadline=60), count_simulated(world, per_rank=60)
-    assert real["steps a round"] == counted["steps a round"]
-    assert real["bytes a round"] <= counted["bytes a round"]
-    assert real["bytes a round"] > counted["bytes a round"] - 8 * 5
-    assert fixed_part(real) <= MOST
+    real, counted = measure_real(world, per_rank=60, deadline=60), count_simulated(world, per_rank=60)
+    assert real.steps == counted.steps
+    assert real.sent_bytes <= counted.sent_bytes
+    assert real.sent_bytes > counted.sent_bytes - 8 * 5
+    assert real.fixed_bytes <= MOST
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_sixteen_ranks_start() -> None:
-    assert measure_real(16, per_rank=20, rounds=2, deadline=100)["seconds to the first step"] < 100
+    first = measure_real(16, per_rank=20, deadline=100).first_step_s
+    assert first is not None
+    assert first < 100
 
 
 @pytest.mark.parametrize("world", [1, 2, 7, 4096])

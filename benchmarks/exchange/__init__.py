@@ -1,0 +1,1 @@
+"""What the alignment costs as the world grows: bytes and time a round, and the start of many ranks."""

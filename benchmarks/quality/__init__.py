@@ -1,0 +1,1 @@
+"""What the way of batching does to what a model learns: loss and exact answers after the same samples."""

@@ -1,0 +1,1 @@
+"""Benchmark `train`: every way of batching through a whole training, same model, data and memory."""
