@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 RANKS = 151_643
 """Ordinary tokens; the special ones follow."""
-MODEL_VOCABULARY = 151_936
-"""Rows of Qwen3's embedding, which is larger than its vocabulary."""
 
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"

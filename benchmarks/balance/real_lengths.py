@@ -7,11 +7,14 @@ from pathlib import Path
 
 from benchmarks.lengths import read_lengths
 
+CUTOFF = 2048
+"""cutoff_len (tokens)."""
+
 FILE = Path("outputs/benchmarks/sharegpt_lengths.txt")
 
 
 def sharegpt_lengths(file: Path = FILE) -> list[int]:
-    """One length a conversation (tokens, with Qwen's tokenizer, cut off at `benchmarks.real_setup.CUTOFF`).
+    """One length a conversation (tokens, with Qwen's tokenizer, cut off at `CUTOFF`).
 
     The first call takes a minute or two; it also compares the tokenizer with tiktoken on every turn.
 
@@ -25,8 +28,8 @@ def sharegpt_lengths(file: Path = FILE) -> list[int]:
 
 
 def _measured() -> list[int]:
+    from benchmarks.encoding import encode
     from benchmarks.qwen_tokenizer import check_against_tiktoken, make_qwen_tokenizer
-    from benchmarks.real_setup import measure_lengths
     from benchmarks.sharegpt import read_conversations
 
     conversations = read_conversations()
@@ -36,4 +39,4 @@ def _measured() -> list[int]:
     print(f"  {compared:,} ids equal tiktoken's", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
-        return measure_lengths(Path(folder), conversations).tokens
+        return encode(Path(folder), conversations, CUTOFF).lengths

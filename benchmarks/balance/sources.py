@@ -47,8 +47,7 @@ class Source:
 def profile(name: str) -> Source:
     """A made profile (`benchmarks.lengths`), or the real conversations."""
     if name == REAL:
-        from benchmarks.balance.real_lengths import sharegpt_lengths
-        from benchmarks.real_setup import CUTOFF
+        from benchmarks.balance.real_lengths import CUTOFF, sharegpt_lengths
 
         return fixed(name, sharegpt_lengths(), CUTOFF, BUDGETS[name])
     made = PROFILES[name]

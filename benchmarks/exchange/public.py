@@ -87,7 +87,7 @@ def _note_gathers(file: Path) -> None:
                 lines.write(f"{values.numel()} {output.numel()}\n")
         return original(output, values, *args, **kwargs)
 
-    dist.all_gather_into_tensor = noted
+    dist.all_gather_into_tensor = noted  # type: ignore[assignment]
 
 
 def _read(file: Path) -> list[tuple[int, int]]:

@@ -82,6 +82,11 @@ def plot(rows: list[Row]) -> Figure:
                 points = [row.ranks for row in some], [row.figures[name] for row in some]
                 axes.plot(*points, style, color=COLORS[method], label=METHODS[method] if style == "o-" else None)
         axes.set(xscale="log", yscale="log", xlabel="ranks (dashed: counted, or by formula)", title=label)
+        worlds = sorted({row.ranks for row in rows if row.ranks and row.figures[name] is not None})
+        axes.set_xticks(worlds, [f"{world}" for world in worlds])
+        axes.set_xticks([], minor=True)
+        if name != "round_s":
+            axes.set_ylim(100, None)
         axes.title.set_fontsize(10)
     axes.legend(fontsize=8)
     return figure

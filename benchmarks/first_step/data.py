@@ -18,10 +18,10 @@ TEXT_CUTOFF = 2048
 VOCABULARY = 8192
 """First so many tokens of Qwen's tokenizer: logits of its 151,643 would be most of the time and memory of a step."""
 
-SIDES = (160, 1600)
+SIDES = (240, 2400)
 """Width and height of images (pixels) are between these, most of them small."""
-MAX_PIXELS = 262_144
-IMAGE_CUTOFF = 512
+MAX_PIXELS = 65_536
+IMAGE_CUTOFF = 256
 
 
 def make_text(place: Path, conversations: int | None, seed: int) -> int:
@@ -77,8 +77,8 @@ def draw_image(rng: random.Random, width: int, height: int) -> Image:
 
     cells = bytes(rng.randrange(256) for _ in range(3 * 8 * 8))
     image = Image.frombytes("RGB", (8, 8), cells).resize((width, height), Image.Resampling.BICUBIC)
-    noise = Image.effect_noise((width, height), 48).convert("RGB")
-    image = Image.blend(image, noise, 0.25)
+    noise = Image.frombytes("L", (width, height), rng.randbytes(width * height)).convert("RGB")
+    image = Image.blend(image, noise, 0.12)
     pen = ImageDraw.Draw(image)
     for _ in range(12):
         x, y = rng.randrange(width), rng.randrange(height)

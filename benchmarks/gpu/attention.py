@@ -67,7 +67,7 @@ def find_kernel(device: torch.device) -> tuple[Kernel, list[str]]:
         except Exception as problem:  # whatever a kernel has against this device or these versions
             reasons.append(f"{find.__name__.strip('_')}: {type(problem).__name__}: {str(problem).splitlines()[0]}")
             continue
-        if error < 0.02:  # bf16 keeps 8 bits
+        if error < 0.04:  # bf16 keeps 8 bits; a kernel that mixes sequences up is several times further off
             return kernel, reasons
         reasons.append(f"{kernel.name}: differs from PyTorch's attention by {error:.3g}")
     return Kernel("one by one", one_by_one, fast=False), reasons
@@ -111,11 +111,8 @@ def one_by_one(
 ) -> torch.Tensor:
     """A `Varlen` that calls PyTorch's attention once a sequence: anywhere, and slow with many sequences."""
     cuts = bounds.diff().tolist()
-    parts = zip(query.split(cuts), key.split(cuts), value.split(cuts), strict=True)
-    results = [
-        scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in part), is_causal=causal, enable_gqa=True)
-        for part in parts
-    ]
+    parts = zip(*((part.transpose(0, 1)[None] for part in x.split(cuts)) for x in (query, key, value)), strict=True)
+    results = [scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True) for q, k, v in parts]
     return torch.cat([result[0].transpose(0, 1) for result in results])
 
 
@@ -143,7 +140,8 @@ def _with_gradients(
     run: Varlen, made: list[torch.Tensor], bounds: torch.Tensor, longest: int, causal: bool
 ) -> list[torch.Tensor]:
     inputs = [x.clone().requires_grad_() for x in made[:3]]
-    result = run(*inputs, bounds, longest, causal)
+    query, key, value = inputs
+    result = run(query, key, value, bounds, longest, causal)
     return [result.detach(), *torch.autograd.grad(result, inputs, made[3])]
 
 
@@ -171,7 +169,8 @@ def register(kernel: Kernel) -> None:
         return _flat(query, key, value, bounds, longest, False), None
 
     def _flat(query: Any, key: Any, value: Any, bounds: torch.Tensor, longest: int, causal: bool) -> torch.Tensor:
-        return kernel.run(*(x[0].transpose(0, 1) for x in (query, key, value)), bounds, longest, causal)[None]
+        query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+        return kernel.run(query, key, value, bounds, longest, causal)[None]
 
     AttentionInterface.register(TEXT, attend_text)
     AttentionInterface.register(IMAGES, attend_images)

@@ -75,8 +75,11 @@ class Maker:
         return self._fixed("packing", budget, {}, batches, packed, costliest)
 
     def odb(self, budget: int) -> Feed:
-        """Online Dynamic Batching, through the public loader, as its documentation says."""
-        config = OdbConfig(token_budget=budget, depth=self.depth, seed=self.seed)
+        """Online Dynamic Batching, through the public loader, as its documentation says.
+
+        Without the small windows of the first rounds: an epoch here is so short that they would be most of it.
+        """
+        config = OdbConfig(token_budget=budget, depth=self.depth, seed=self.seed, ramp=False)
 
         @contextlib.contextmanager
         def opened() -> Iterator[Batches]:
@@ -86,7 +89,10 @@ class Maker:
         return Feed("odb", budget, {}, opened, self._groups(budget), self.depth)
 
     def public(self, budget: int) -> Feed:
-        """The public package `online-dynamic-batching`, applied to a plain DataLoader as its documentation says."""
+        """The public package `online-dynamic-batching`, applied to a plain DataLoader as its documentation says.
+
+        Without the small windows at its start, either.
+        """
 
         @contextlib.contextmanager
         def opened() -> Iterator[Batches]:
@@ -104,7 +110,7 @@ class Maker:
                 pin_memory=self.pin,
                 collate_fn=self.padded,
             )
-            odb.apply(loader, token_budget=budget)
+            odb.apply(loader, token_budget=budget, no_warmup=True)
             batches = iter(loader)
             yield ((batch, float(odb.pop_step_info(batch).loss_scale)) for batch in batches if isinstance(batch, dict))
 

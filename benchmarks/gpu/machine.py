@@ -105,8 +105,9 @@ def _settle_cuda() -> None:
     if "PYTORCH_CUDA_ALLOC_CONF" in os.environ or "PYTORCH_ALLOC_CONF" in os.environ:
         return
     setting = getattr(torch.cuda.memory, "_set_allocator_settings", None)
-    # segments that grow: freed blocks of one shape serve the next one
-    for choice in ("True", "False") if setting is not None else ():
+    if setting is None:
+        return
+    for choice in ("True", "False"):  # segments that grow: freed blocks of one shape serve the next one
         try:
             setting(f"expandable_segments:{choice}")
             torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda").fill_(1)

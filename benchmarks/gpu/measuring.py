@@ -43,32 +43,29 @@ def run(trainee: Trainee, feed: Feed, limit_s: float) -> Outcome:
     Raises:
         OutOfMemory: in the warm-up or in the run.
     """
-    for batch in feed.warm_up:
+    for costly in feed.warm_up:
         for _ in range(WARM_UPS):
-            trainee.step(batch)
+            trainee.step(costly)
     trainee.wait()
-    opened = time.perf_counter()
     outcome = Outcome()
+    opened = time.perf_counter()
     with feed.open() as batches:
-        first = next(batches)
-        begun = asked = time.perf_counter()
+        item = next(batches, None)
+        begun = time.perf_counter()
         outcome.first_batch_s = begun - opened
         total: Any = 0.0
-        while True:
-            batch, scale = first if outcome.steps == 0 else next(batches, (None, 0.0))
-            now = time.perf_counter()
-            if outcome.steps:
-                outcome.wait_s += now - asked
-            if batch is None:
-                outcome.complete = True
-                break
-            if outcome.steps and now - begun > limit_s:
-                break
+        while item is not None:
+            batch, scale = item
             total = total + trainee.step(batch, scale)
             outcome.steps += 1
             outcome.indices += batch["indices"]
             outcome.padded_tokens += batch["input_ids"].numel()
             asked = time.perf_counter()
+            if asked - begun > limit_s:
+                break
+            item = next(batches, None)
+            outcome.wait_s += time.perf_counter() - asked
+        outcome.complete = item is None
         trainee.wait()
         outcome.seconds = time.perf_counter() - begun
     outcome.loss = float(total) / max(1, outcome.steps)

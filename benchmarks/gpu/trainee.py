@@ -27,17 +27,18 @@ class MasterAdamW:
     """
 
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
-        self.parameters = parameters
+        self.parameters: list[torch.Tensor] = list(parameters)
         self.masters = [parameter.detach().float().clone() for parameter in parameters]
-        for master in self.masters:
-            master.grad = torch.zeros_like(master)
+        self._grads = [torch.zeros_like(master) for master in self.masters]
+        for master, grad in zip(self.masters, self._grads, strict=True):
+            master.grad = grad
         self._adamw = torch.optim.AdamW(self.masters, lr=LEARNING_RATE, weight_decay=0.0, fused=True)
 
     @torch.no_grad()
     def step(self) -> None:
         """Clips, updates, and frees the gradients. Every parameter must have one."""
-        grads = [parameter.grad for parameter in self.parameters]
-        torch._foreach_copy_([master.grad for master in self.masters], grads)
+        grads: list[Any] = [parameter.grad for parameter in self.parameters]
+        torch._foreach_copy_(self._grads, grads)
         torch.nn.utils.clip_grad_norm_(self.masters, MAX_NORM)
         self._adamw.step()
         torch._foreach_copy_(self.parameters, self.masters)

@@ -22,6 +22,7 @@ HEAD = (
     "MFU",
     "peak GiB, allocated / reserved",
     "data wait",
+    "first batch, s",
     "steps",
     "seconds",
 )
@@ -87,7 +88,7 @@ def _line(row: Row, reference: float | None) -> list[str]:
     figures: Any = row.figures
     memory = _memory(figures)
     if "samples_per_s" not in figures:
-        return [name, "out of memory", *[""] * 5, memory, *[""] * 3]
+        return [name, "out of memory", *[""] * 5, memory, *[""] * 4]
     return [
         name + ("" if row.settings["complete"] else " \\*"),
         f"{figures['samples_per_s']:.3g}",
@@ -98,6 +99,7 @@ def _line(row: Row, reference: float | None) -> list[str]:
         f"{figures['mfu']:.1%}" if "mfu" in figures else "",
         memory,
         f"{figures['wait_share']:.1%}",
+        f"{figures['first_batch_s']:.1f}",
         f"{figures['steps']:,}",
         f"{figures['seconds']:.1f}",
     ]

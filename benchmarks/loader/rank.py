@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import gc
+import contextlib
+import ctypes
 import multiprocessing
 import os
 import resource
@@ -18,6 +19,10 @@ from benchmarks.loader.methods import Setting, batches
 from tests.dist import descendants
 
 WATCH_SECONDS = 30.0
+LEAVE_SECONDS = 1.0
+PR_SET_CHILD_SUBREAPER = 36
+SHARED_MEMORY_DAEMON = "torch_shm_manag"
+"""Torch's, where tensors travel as named files (the public package); it stays as long as the rank."""
 TICK = 1 / os.sysconf("SC_CLK_TCK")
 """Seconds of a unit in /proc/PID/stat."""
 
@@ -60,9 +65,9 @@ class Seen:
 
 def run_epoch(rank: int, world: int, job: Job) -> Seen:
     """One epoch, alone in its process."""
-    multiprocessing.set_start_method(
-        "fork", force=True
-    )  # Linux's default; the harness's fork server hands down its own
+    # what a user on Linux has; a process that comes out of a fork server would start its workers through that
+    multiprocessing.set_start_method("fork", force=True)
+    _adopt_orphans()
     data = dataset_of(job.material)
     if job.method == "public":
         import odb  # noqa: F401  (not part of what is measured)
@@ -73,9 +78,11 @@ def run_epoch(rank: int, world: int, job: Job) -> Seen:
     if world > 1:
         dist.barrier()
     seen = Seen(began=time.monotonic())
-    cpu = _cpu_seconds()
+    before = _own_seconds() + _seconds_below()
     _consume(job, data, seen)
-    seen.cpu = _cpu_seconds() - cpu
+    own = _own_seconds()
+    _collect_the_ended()
+    seen.cpu = own + _seconds_below() - before
     if world > 1:
         dist.barrier()
     return seen
@@ -103,12 +110,43 @@ def _consume(job: Job, data: object, seen: Seen) -> None:
         free = seen.ended = time.monotonic()
 
 
-def _cpu_seconds() -> float:
-    """Of this process, of the children that have ended, and of those that still live."""
-    gc.collect()  # iterators that close their workers when they are let go
-    multiprocessing.active_children()  # collects the ended ones
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(u.ru_utime + u.ru_stime for u in used) + sum(map(_cpu_of, descendants()))
+def _adopt_orphans() -> None:
+    """Make this process the parent of those that its children leave behind.
+
+    A collate process that ends before its workers does not collect them: their processor time would be lost.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "this process cannot adopt orphans")
+
+
+def _collect_the_ended() -> None:
+    """Wait for what the loader started, a second at most: what has been waited for is in RUSAGE_CHILDREN."""
+    end = time.monotonic() + LEAVE_SECONDS
+    while any(_name(pid) != SHARED_MEMORY_DAEMON for pid in descendants()) and time.monotonic() < end:
+        multiprocessing.active_children()
+        time.sleep(0.1)
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _name(pid: int) -> str:
+    """Of a process, as far as the kernel keeps it; empty if it has gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
+def _own_seconds() -> float:
+    """Processor time of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _seconds_below() -> float:
+    """Of all processes below this one: those that have ended, and those that still live."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime + sum(map(_cpu_of, descendants()))
 
 
 def _cpu_of(pid: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from benchmarks.rows import Row, median_and_spread
@@ -90,7 +90,7 @@ def _memory_cells(rows: list[Row]) -> Iterable[list[str]]:
         yield [*place, METHODS[method], *figures]
 
 
-def _wait_cells(rows: list[Row], loads: list[object]) -> Iterable[list[str]]:
+def _wait_cells(rows: list[Row], loads: Sequence[object]) -> Iterable[list[str]]:
     for place, method, group in _groups(rows):
         at = [[_figure(row, "wait_share") for row in group if row.settings["load"] == load] for load in loads]
         yield [place[0], METHODS[method], *(_spread(values, "{:.1%}") for values in at)]
@@ -140,12 +140,16 @@ def _bars(axes: Axes, rows: list[Row], name: str) -> None:
 
 
 def _wait_lines(axes: Axes, rows: list[Row]) -> None:
+    loads = sorted({float(row.settings["load"]) for row in rows})  # type: ignore[arg-type]
     for _, method, group in _groups(rows):
-        loads = sorted({float(row.settings["load"]) for row in group})  # type: ignore[arg-type]
-        at = [median_and_spread([_figure(r, "wait_share") for r in group if r.settings["load"] == x]) for x in loads]
-        axes.plot(loads, [middle for middle, _, _ in at], "o-", color=COLORS[method], label=METHODS[method])
-        axes.fill_between(loads, [a for _, a, _ in at], [b for _, _, b in at], color=COLORS[method], alpha=0.2)
-    axes.set(xscale="log", ylim=(0, None), xlabel="trainer's time over the plain loader's", ylabel="share of time")
+        found = [[_figure(row, "wait_share") for row in group if row.settings["load"] == load] for load in loads]
+        at = [(load, *median_and_spread(values)) for load, values in zip(loads, found, strict=True) if values]
+        x, middle, least, most = zip(*at, strict=True)
+        axes.plot(x, middle, "o-", color=COLORS[method], label=METHODS[method])
+        axes.fill_between(x, least, most, color=COLORS[method], alpha=0.2)
+    axes.set(xscale="log", ylim=(0, 1), xlabel="trainer's time over the plain loader's", ylabel="share of time")
+    axes.set_xticks(loads, [f"{load:g}" for load in loads])
+    axes.set_xticks([], minor=True)
     axes.legend(fontsize=8)
 
 

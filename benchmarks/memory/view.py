@@ -56,7 +56,7 @@ def plot(rows: list[Row]) -> Figure:
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     windows = [_window(row) for row in bounded]
-    left.plot(windows, [_bound(row) for row in bounded], "k--", label="window + stated constant")
+    left.plot(windows, [_bound(row) for row in bounded], "k.--", label="window + stated constant")
     left.plot(windows, [_number(row, "peak_mib") for row in bounded], "o-", label="peak of the collate process")
     right.plot(windows, [_number(row, "padding") for row in bounded], "o-", label="with the bound")
     for row in rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -60,15 +60,15 @@ def points(base: Assumptions, *, quick: bool) -> Iterator[Point]:
         yield Point("variation", value, mixed, one_mode, budget, base.depth)
 
 
-def add_ablations(model: Model, works: Works, rows: RowWriter, *, quick: bool) -> None:
-    """Rows of every point and method."""
-    base, panel = model.assume, ""
+def add_ablations(models: Mapping[str, Model], works: Works, rows: RowWriter, *, quick: bool) -> None:
+    """Rows of every point and method, by each model of step time."""
+    base, panel = next(iter(models.values())).assume, ""
     for point in points(base, quick=quick):
         if point.panel != panel:
             panel = point.panel
             print(f"ablation: {panel}, {point.setting.dataset}", flush=True)
         assume = dataclasses.replace(base, depth=point.depth)
-        time = model.time(point.setting)
+        times = {name: model.time(point.setting) for name, model in models.items()}
         lengths = np.array(works.lengths(point.profile, point.setting.dataset, assume))
         for method in METHODS:
             work = works.of_profile(
@@ -89,7 +89,7 @@ def add_ablations(model: Model, works: Works, rows: RowWriter, *, quick: bool) -
                     "short_share": point.profile.short_share,
                 },
                 figures={
-                    "samples_per_s": work.rate(time),
+                    **{f"samples_per_s_{name}": work.rate(time) for name, time in times.items()},
                     "cv": float(lengths.std() / lengths.mean()),
                     "mean_tokens": float(lengths.mean()),
                     "samples_per_step": work.emitted / work.steps,

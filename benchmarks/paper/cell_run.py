@@ -143,29 +143,17 @@ def run_cell(
             "the samples of packed rows are counted by a Standard run over the same whole epochs; add standard to "
             "--as, and leave max_steps out."
         )
-    emitted: dict[str, int] = {}
+    emitted: int | None = None
     for method in sorted(methods, key=("standard", "odb", "sorted", "packing").index):
         work = folder / method
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
         values = _fields(job, method, overrides, seed, work / "out")
-        (work / "recipe.yaml").write_text(_yaml(values), encoding="utf-8")
-        print(f"{method}: {job.recipe.name} on {job.ranks} ranks", flush=True)
-        finished = train(
-            work / "recipe.yaml",
-            name=method,
-            ranks=job.ranks,
-            output_dir=work / "out",
-            cache=work / "cache",
-            console=work / "console.log",
-            deadline=deadline,
-            gpus=job.gpus,
-        )
+        seconds = _train(job, method, values, work, deadline)
         if os.environ.get("NODE_RANK", "0") != "0":
             continue  # node 0 has the figures
-        figures = read_run(work / "out", method, emitted.get("standard"))
-        shutil.rmtree(work / "out")  # a model
-        emitted[method] = int(figures["emitted"] or 0)
+        figures = read_run(work / "out", method, emitted)
+        shutil.rmtree(work / "out")  # it holds a model
+        if method == "standard":
+            emitted = int(figures["emitted"] or 0)
         print(f"  {figures['samples_per_s']:.4g} samples/s in {figures['train_s']:.1f} s of training", flush=True)
         rows.add(
             what="cell",
@@ -183,8 +171,28 @@ def run_cell(
                 "batch_size": values.get("per_device_train_batch_size"),
                 "recipe": job.recipe.name,
             },
-            figures={**figures, "command_s": finished.wall_s, "first_step_s": finished.first_step_s},
+            figures={**figures, "command_s": seconds},
         )
+
+
+def _train(job: Job, method: str, values: dict[str, Any], work: Path, deadline: float) -> float:
+    """Seconds that the whole command took; its output directory is `work/out`, empty before."""
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    (work / "recipe.yaml").write_text(_yaml(values), encoding="utf-8")
+    print(f"{method}: {job.recipe.name} on {job.ranks} ranks", flush=True)
+    finished = train(
+        work / "recipe.yaml",
+        name=method,
+        ranks=job.ranks,
+        output_dir=work / "out",
+        cache=work / "cache",
+        console=work / "console.log",
+        deadline=deadline,
+        gpus=job.gpus,
+    )
+    shutil.rmtree(work / "cache", ignore_errors=True)
+    return finished.wall_s
 
 
 def _fields(job: Job, method: str, overrides: Sequence[str], seed: int, out: Path) -> dict[str, Any]:

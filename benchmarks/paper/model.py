@@ -18,6 +18,13 @@ OURS = "ours"
 BATCHERS = {"odb": "paper", OURS: "odb"}
 """Names of methods here -> in `benchmarks.batchers.METHODS`, where they differ."""
 
+ATTENTION = 2e-5
+"""Cost of a square over a token's by the 8B model's shape: causal attention in 36 layers of width 4096, against the
+products of its 7.6e9 parameters."""
+
+TIME_MODELS: dict[str, float | None] = {"A": None, "B": ATTENTION}
+"""`Assumptions.square_ratio` of each: A fits all three constants; B takes attention from the shape and fits two."""
+
 BUDGET = 12288
 """Assumed where the paper's best is not known (tokens)."""
 

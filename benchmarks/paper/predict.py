@@ -11,7 +11,7 @@ from benchmarks.paper.model import Assumptions, Model, Works
 from benchmarks.rows import RowWriter, Value
 
 
-def add_fits(model: Model, rows: RowWriter) -> None:
+def add_fits(time_model: str, model: Model, rows: RowWriter) -> None:
     """A row for each fit: the constants, and which cells they rest on."""
     for name, fit in model.fits.items():
         rows.add(
@@ -20,6 +20,7 @@ def add_fits(model: Model, rows: RowWriter) -> None:
             method="standard",
             settings={
                 "name": name,
+                "time_model": time_model,
                 "cells": "; ".join(str(cell.settings[0]) for cell in fit.cells),
                 "fitted": ", ".join(fit.terms),
                 "freedom": fit.freedom,
@@ -55,7 +56,7 @@ def add_assumptions(works: Works, assume: Assumptions, rows: RowWriter) -> None:
         )
 
 
-def add_cells(model: Model, cells: Sequence[Cell], rows: RowWriter) -> None:
+def add_cells(time_model: str, model: Model, cells: Sequence[Cell], rows: RowWriter) -> None:
     """A row for each cell; one that was fitted has no error of a prediction."""
     used = {cell for fit in model.fits.values() for cell in fit.cells}
     for cell in cells:
@@ -69,6 +70,7 @@ def add_cells(model: Model, cells: Sequence[Cell], rows: RowWriter) -> None:
             budget=model.assume.budget_of(first.dataset) if len(cell.settings) == 1 else None,
             settings={
                 "table": cell.table,
+                "time_model": time_model,
                 "datasets": ", ".join(sorted({setting.dataset for setting in cell.settings})),
                 "model": "/".join(sorted({setting.model for setting in cell.settings})),
                 "nodes": first.nodes,
@@ -112,6 +114,12 @@ def add_quality(rows: RowWriter) -> None:
                     settings={"model": entry.get("model"), "nodes": entry.get("nodes"), "metric": entry["metric"]},
                     figures={"paper": entry[method]},
                 )
+
+
+def add_claims(rows: RowWriter) -> None:
+    """What the paper says of its ablations, of which no number is known."""
+    for panel, text in reference()["ablations"].items():
+        rows.add(what="claim", data="all", method="odb", settings={"panel": panel, "text": text}, figures={})
 
 
 def add_records(rows: RowWriter) -> None:

@@ -80,9 +80,9 @@ def _repeat(row: Row, rows: RowWriter) -> None:
 def _predict(options: argparse.Namespace, rows: RowWriter) -> None:
     from benchmarks.paper.ablations import add_ablations
     from benchmarks.paper.cells import cells
-    from benchmarks.paper.model import Assumptions, Model, Works
-    from benchmarks.paper.predict import add_assumptions, add_cells, add_fits, add_quality, add_records
-    from benchmarks.paper.sensitivity import MEANS, add_open, add_sensitivity
+    from benchmarks.paper.model import TIME_MODELS, Assumptions, Model, Works
+    from benchmarks.paper.predict import add_assumptions, add_cells, add_claims, add_fits, add_quality, add_records
+    from benchmarks.paper.sensitivity import MEANS, add_attention, add_open, add_sensitivity
 
     known = cells()
     standard = [cell for cell in known if cell.may_be_fitted]
@@ -92,12 +92,20 @@ def _predict(options: argparse.Namespace, rows: RowWriter) -> None:
     if options.quick:
         base = part = dataclasses.replace(base, most_samples=6_000, depth=min(options.depth, 128))
     print(f"cells: {len(known)}, {len(standard)} of them Standard's", flush=True)
-    model = Model(standard, works, base)
     add_assumptions(works, base, rows)
-    add_fits(model, rows)
-    add_cells(model, known, rows)
+    models = {
+        name: Model(standard, works, dataclasses.replace(base, square_ratio=ratio))
+        for name, ratio in TIME_MODELS.items()
+    }
+    for name, model in models.items():
+        add_fits(name, model, rows)
+        add_cells(name, model, known, rows)
     add_quality(rows)
     add_records(rows)
+    add_claims(rows)
     add_sensitivity(known, works, part, rows, (0.7, 1.5) if options.quick else MEANS)
     add_open(known, works, part, rows)
-    add_ablations(model if options.quick else Model(standard, works, part), works, rows, quick=options.quick)
+    add_attention(known, works, part, rows)
+    for name, ratio in TIME_MODELS.items():
+        models[name] = Model(standard, works, dataclasses.replace(part, square_ratio=ratio))
+    add_ablations(models, works, rows, quick=options.quick)

@@ -27,8 +27,10 @@ class Size:
     samples: int
     held_out: int
     epochs: int
-    batch_size: int = 8
+    batch_size: int = 2
     """Samples of a rank's micro-batch of Standard and Sorted, rows of packing; ODB's budget is x cutoff."""
+    accumulation: int = 4
+    """Micro-batches of an update; not with `odb same samples`. Small ones, so that few samples complete an update."""
     layers: int = 2
     hidden: int = 128
     ranks: int = 2
@@ -41,7 +43,7 @@ class Size:
     @property
     def samples_per_update(self) -> int:
         """Of Standard, over all ranks."""
-        return self.batch_size * self.ranks
+        return self.batch_size * self.accumulation * self.ranks
 
 
 def scaled_rate(rate: float, ratio: float) -> float:
@@ -70,6 +72,7 @@ def recipe(
         "cutoff_len": CUTOFF,
         "dataloader_num_workers": 1,
         "per_device_train_batch_size": size.batch_size,
+        "gradient_accumulation_steps": size.accumulation,
         "learning_rate": scaled_rate(rate, more_samples) if method == "odb scaled rate" else rate,
         "lr_scheduler_type": "cosine",
         "warmup_steps": 0.05,
@@ -84,4 +87,5 @@ def recipe(
     }
     if method == "odb same samples":
         values["odb_samples_per_update"] = size.samples_per_update
+        del values["gradient_accumulation_steps"]  # one of the two decides when an update closes
     return values | OWN[method]

@@ -30,11 +30,11 @@ from odb_factory.llamafactory.online_dataset import OnlineDataset
 
 
 class _Timed:
-    """An iterator that knows how long its consumer waited for it (seconds)."""
+    """An iterator that adds to its trainer's `wait_s` how long its consumer waited (seconds)."""
 
-    def __init__(self, iterator: Iterator[Any], batching: DrivenTrainer) -> None:
+    def __init__(self, iterator: Iterator[Any], trainer: DrivenTrainer) -> None:
         self._iterator = iterator
-        self._trainer = batching
+        self._trainer = trainer
 
     def __next__(self) -> Any:
         start = time.perf_counter()

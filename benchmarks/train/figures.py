@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.encoding import Encoded
 from benchmarks.epochs import Epoch, ideal_share
 from benchmarks.launch import Finished
 from benchmarks.rows import Value
 from benchmarks.train import steps
 from benchmarks.train.record import read
-from benchmarks.train.setup import DRIVEN, Encoded, Prepared, Size
+from benchmarks.train.setup import DRIVEN, Prepared, Size
 
 
 def figures_of(

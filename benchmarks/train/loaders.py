@@ -13,9 +13,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from benchmarks.batchers import bmt, gmt
 from benchmarks.loader.methods import Holding
-
-PAD_MULTIPLE = 8
-"""LLaMA-Factory pads training batches to a multiple of this."""
+from benchmarks.train.setup import PAD_MULTIPLE
 
 Collate = Callable[[list[Any]], dict[str, Any]]
 
@@ -100,12 +98,9 @@ def _public(trainer: Any, collate: Collate, budget: int) -> Batching:
         train_dataset=trainer.train_dataset,
         token_budget=budget,
         loss_scaling="exact",
-        join=JOIN,
+        join=True,
     )
     return Batching(loader)
-
-
-JOIN = os.environ.get("X_JOIN", "1") == "1"
 
 
 def _workers(trainer: Any, collate: Collate) -> dict[str, Any]:

@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.encoding import TEMPLATE, Encoded, encode
 from benchmarks.errors import BenchmarkError
 from benchmarks.qwen_tokenizer import make_qwen_tokenizer
 from benchmarks.sharegpt import DATASET, read_conversations, write_dataset
-from benchmarks.train.record import digest
 
-TEMPLATE = "qwen3_nothink"
 EXCHANGE = 2
 """Turns of a conversation that are taken: the first question and its answer."""
 
-STOCK = ("standard", "sorted", "packing", "odb")
-"""Methods that run through `llamafactory-cli train`."""
-DRIVEN = ("gmt", "bmt", "public")
-"""Methods that `benchmarks.train.driver` brings into LLaMA-Factory's run."""
+PAD_MULTIPLE = 8
+"""LLaMA-Factory pads training batches to a multiple of this."""
+
 METHODS = ("standard", "sorted", "packing", "gmt", "bmt", "public", "odb")
+DRIVEN = ("gmt", "bmt", "public")
+"""Those that `benchmarks.train.driver` brings into LLaMA-Factory's run; the others: `llamafactory-cli train`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,28 +52,8 @@ class Size:
         return self.batch_size * self.cutoff
 
 
-FULL = Size(conversations=640, held_out=96, cutoff=1024, batch_size=2, vocabulary=8192, hidden=128, layers=2)
+FULL = Size(conversations=640, held_out=96, cutoff=2048, batch_size=2, vocabulary=8192, hidden=64, layers=2)
 QUICK = Size(conversations=64, held_out=8, cutoff=512, batch_size=2, vocabulary=1024, hidden=32, layers=1)
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """Conversations after template and truncation, by LLaMA-Factory's own preprocessing."""
-
-    input_ids: list[list[int]]
-    labels: list[list[int]]
-
-    @property
-    def lengths(self) -> list[int]:
-        return [len(ids) for ids in self.input_ids]
-
-    @property
-    def loss_tokens(self) -> list[int]:
-        return [sum(label != -100 for label in labels[1:]) for labels in self.labels]
-
-    @property
-    def digests(self) -> list[str]:
-        return [digest(ids) for ids in self.input_ids]
 
 
 @dataclass(frozen=True)
@@ -204,36 +184,6 @@ def recipe(place: Place, method: str, size: Size, seed: int) -> dict[str, Any]:
     }
     driven = {"benchmark_budget": size.budget, "benchmark_depth": size.depth} if method in DRIVEN else {}
     return values | own.get(method, {}) | driven
-
-
-def encode(model: Path, conversations: list[list[dict[str, str]]], cutoff: int) -> Encoded:
-    """By LLaMA-Factory's own preprocessing, with the tokenizer as it is loaded from `model`."""
-    from llamafactory.data.processor import SupervisedDatasetProcessor
-    from llamafactory.data.template import get_template_and_fix_tokenizer
-    from llamafactory.hparams import DataArguments
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    data_args = DataArguments(template=TEMPLATE, cutoff_len=cutoff)
-    encoder = SupervisedDatasetProcessor(
-        template=get_template_and_fix_tokenizer(tokenizer, data_args),
-        tokenizer=tokenizer,
-        processor=None,
-        data_args=data_args,
-    )
-    roles = {"human": "user", "gpt": "assistant"}
-    messages = [[{"role": roles[t["from"]], "content": t["value"]} for t in turns] for turns in conversations]
-    nothing: list[Any] = [None] * len(messages)
-    empty: list[Any] = [[]] * len(messages)
-    encoded = encoder.preprocess_dataset(
-        {
-            "_prompt": [turns[:-1] for turns in messages],
-            "_response": [turns[-1:] for turns in messages],
-            **dict.fromkeys(("_system", "_tools"), nothing),
-            **dict.fromkeys(("_images", "_videos", "_audios"), empty),
-        }
-    )
-    return Encoded(encoded["input_ids"], encoded["labels"])
 
 
 def statistics_of(lengths: list[int], cutoff: int) -> dict[str, float]:

@@ -10,14 +10,12 @@ from typing import Any
 
 from benchmarks.batchers import packing, standard
 from benchmarks.batchers.micro import IDLE, padded
+from benchmarks.encoding import Encoded
 from benchmarks.epochs import Epoch, Micro
 from benchmarks.errors import BenchmarkError
-from benchmarks.train.record import Line
-from benchmarks.train.setup import Encoded, Prepared, Size
+from benchmarks.train.record import Line, digest
+from benchmarks.train.setup import PAD_MULTIPLE, Prepared, Size
 from odb_factory.plan.fixed import deal
-
-PAD_MULTIPLE = 8
-"""LLaMA-Factory pads training batches to a multiple of this."""
 
 
 def replay(method: str, data: Prepared, size: Size, seed: int, counted: int) -> Epoch:
@@ -107,7 +105,7 @@ def recorded(ranks: list[list[Line]], data: Encoded) -> Epoch:
     """
     lengths = data.lengths
     left: dict[str, list[int]] = defaultdict(list)
-    for index, name in reversed(list(enumerate(data.digests))):
+    for index, name in reversed(list(enumerate(map(digest, data.input_ids)))):
         left[name].append(index)
 
     def take(name: str) -> int:

@@ -38,13 +38,24 @@ MORE = (
     "peak GiB",
 )
 
+PANELS = {"samples_per_s": "emitted samples / s", "padding": "padding", "ideal_share": "share of ideal time"}
+
 
 def tables(rows: list[Row]) -> str:
     """Speed, and what else came out; medians over the repetitions, in brackets the least and the most."""
+    failed = [row for row in rows if "failed" in row.figures]
+    rows = [row for row in rows if "failed" not in row.figures]
+    if not rows:
+        return "All runs failed."
     methods = _methods(rows)
     speed = [_speed_cells(method, rows) for method in methods]
     more = [_more_cells(method, rows) for method in methods]
-    return f"{_caption(rows[0], rows)}\n\n{table(SPEED, speed)}\n\n{table(MORE, more)}"
+    parts = [_caption(rows[0], rows), table(SPEED, speed), table(MORE, more)]
+    parts += [
+        f"{NAMES.get(row.method, row.method)} failed in repetition {_repetition(row)}: {row.figures['failed']}"
+        for row in failed
+    ]
+    return "\n\n".join(parts)
 
 
 def ratios(rows: Sequence[Row], method: str) -> list[float]:
@@ -58,20 +69,21 @@ def ratios(rows: Sequence[Row], method: str) -> list[float]:
 
 
 def plot(rows: list[Row]) -> Any:
-    """Samples/s and padding by method; the lines reach from the least to the most of the repetitions."""
+    """Samples/s, padding and share of ideal time by method; lines reach from the least to the most repetition."""
     from matplotlib.figure import Figure
 
+    rows = [row for row in rows if "failed" not in row.figures]
     methods = _methods(rows)
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    for axes, name, text in zip(
-        figure.subplots(1, 2), ("samples_per_s", "padding"), ("emitted samples / s", "padding"), strict=True
-    ):
+    figure = Figure(figsize=(11, 3.2), layout="constrained")
+    panels = zip(figure.subplots(1, len(PANELS), sharey=True), PANELS.items(), strict=True)
+    for number, (axes, (name, text)) in enumerate(panels):
         spreads = [median_and_spread(_values(rows, method, name)) for method in methods]
         middle = [value for value, _, _ in spreads]
         reach = [[value - least for value, least, _ in spreads], [most - value for value, _, most in spreads]]
         colours = ["tab:orange" if method == "odb" else "tab:blue" for method in methods]
         axes.barh([NAMES.get(method, method) for method in methods], middle, xerr=reach, color=colours, capsize=3)
-        axes.invert_yaxis()
+        if number == 0:  # the axis is shared
+            axes.invert_yaxis()
         axes.set_title(text)
     return figure
 

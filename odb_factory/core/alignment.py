@@ -39,6 +39,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from odb_factory.core.budget import Budget
+from odb_factory.core.choice import RESERVE, choose
 from odb_factory.core.grouping import Group, split_to
 from odb_factory.core.sample import SampleMeta
 
@@ -129,13 +130,16 @@ def target(view: GlobalView, rule: str) -> int:
     """`T`, the number of steps of this round: the same on every rank; 0 only when no rank has a sample.
 
     `max` (the paper's rule): `max(1, min(max G, min+ C, min+ S))`. `carry`: before the drain the smallest number of
-    full groups, so that every rank emits only full groups, but enough steps for every overdue group; in the drain as
-    `max`.
+    full groups, so that every rank emits only full groups, less an eighth, so that each may choose among its own
+    (`choice`), but enough steps for every overdue group; in the drain as `max`.
     """
     if view.empty:
         return 0
     bound = min(view.min_capacity, view.min_samples)
-    wanted = view.max_groups if rule == "max" or view.draining else max(view.min_full, view.max_overdue)
+    if rule == "max" or view.draining:
+        wanted = view.max_groups
+    else:
+        wanted = max(view.min_full - view.min_full // RESERVE, view.max_overdue)
     return max(1, min(wanted, bound))
 
 
@@ -158,11 +162,16 @@ def plan_round(
     split: str,
     max_wait: int,
     rng: random.Random,
+    usual: Sequence[int] = (),
 ) -> RoundPlan:
     """Exactly `steps` slots out of this rank's groups.
 
     Too many groups: overdue ones go first, oldest first; then full ones, then the others, drawn at random. A choice by
     length would let the long samples, or the short ones, sink to the end of the epoch.
+
+    Args:
+        usual: what a rank's groups cost in the round before, from much to little (tokens). Where it is given, full
+            groups are not drawn but chosen by it (`choice.choose`).
     """
     if not groups:
         return RoundPlan((None,) * steps, ())
@@ -171,8 +180,24 @@ def plan_round(
     drawn = list(groups)
     rng.shuffle(drawn)
     drawn.sort(key=lambda g: (-age if (age := _age(g, waited)) >= max_wait else 0, not g.full))
+    if usual:
+        drawn = _chosen_first(drawn, waited, steps, max_wait, usual)
     kept = tuple(s for g in drawn[steps:] for s in g.samples)
     return RoundPlan(tuple(drawn[:steps]), kept)
+
+
+def _chosen_first(
+    drawn: list[Group], waited: Mapping[int, int], steps: int, max_wait: int, usual: Sequence[int]
+) -> list[Group]:
+    """`drawn`, but of its full groups that are not overdue, those to be emitted are chosen by cost."""
+    overdue = [g for g in drawn if _age(g, waited) >= max_wait]
+    free = [g for g in drawn[len(overdue) :] if g.full]
+    count = steps - len(overdue)
+    if not 0 < count < len(free):
+        return drawn
+    chosen = choose(free, overdue, usual, count)
+    emitted = {id(g) for g in [*overdue, *chosen]}
+    return [*overdue, *chosen, *(g for g in drawn if id(g) not in emitted)]
 
 
 def _age(group: Group, waited: Mapping[int, int]) -> int:

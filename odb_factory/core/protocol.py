@@ -80,6 +80,8 @@ class RankProtocol:
         epoch: the epoch, for the seeds.
         dataset_size: samples of the data set, to notice ranks with different data, and for the quota.
         source: this rank's indices; None: they are someone else's business, and all assigned.
+        world_size: number of ranks; None: unknown, so that of what the others emit nothing is known either, and groups
+            to be held back are drawn, not chosen.
         emitted: samples that were emitted in this epoch before, in a run that is resumed.
         bad: samples that were skipped as bad then.
         state_check: a number of the state that is resumed, to notice ranks that resume another one.
@@ -96,6 +98,7 @@ class RankProtocol:
         epoch: int,
         dataset_size: int = 0,
         source: IndexSource | None = None,
+        world_size: int | None = None,
         emitted: int = 0,
         bad: int = 0,
         state_check: int = 0,
@@ -113,6 +116,8 @@ class RankProtocol:
         self._identity = (config.fingerprint(), dataset_size, state_check)
         self._quota = dataset_size if config.join else math.ceil(Fraction(str(config.quota)) * dataset_size)
         self._source = source
+        self._world_size = world_size
+        self._usual: tuple[int, ...] = ()
         self._pending = 0
         self._window: dict[int, SampleMeta] = {}
         self._waited: dict[int, int] = {}
@@ -200,7 +205,8 @@ class RankProtocol:
             ProtocolError: another rank failed, or ranks differ in configuration, epoch or round.
         """
         self._check(minima[6:])
-        steps = target(decode(minima[:6]), self.config.alignment)
+        view = decode(minima[:6])
+        steps = target(view, self.config.alignment)
         rng = generator(self.config.seed, "draw", self.epoch, self.round_index, self.rank)
         plan = plan_round(
             self._groups,
@@ -210,6 +216,7 @@ class RankProtocol:
             split=self.config.split,
             max_wait=self.config.max_wait,
             rng=rng,
+            usual=() if view.draining or self.config.alignment == "max" else self._usual,
         )
         self._slots = order_slots(plan.slots, seed=self.config.seed, epoch=self.epoch, round_index=self.round_index)
         self._window = {s.index: s for s in plan.kept}
@@ -244,6 +251,8 @@ class RankProtocol:
         self._count_bad(bad)
         width = StepTotals.WIDTH
         totals = [StepTotals(*per_step[i : i + width]) for i in range(0, len(per_step), width)]
+        if self._world_size is not None:
+            self._usual = tuple(sorted((t.padded_tokens // self._world_size for t in totals), reverse=True))
         cut = self._cut_at_quota(totals)
         over = cut or (remaining == 0 and self.all_assigned)
         slots = [*self._held_back, *zip(self._slots[: len(totals)], totals, strict=True)]

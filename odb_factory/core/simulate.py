@@ -168,6 +168,7 @@ def simulate(
             epoch=epoch,
             dataset_size=len(samples),
             source=make_index_source(config.assignment, order, rank, world_size, config.window_target(0) + 1),
+            world_size=world_size,
             emitted=len(done),
         )
         for rank in range(world_size)

@@ -15,6 +15,8 @@ import traceback
 import torch
 
 from odb_factory.core.protocol import ProtocolError
+from odb_factory.runtime.batch_memory import BatchMemory
+from odb_factory.runtime.courier import Leave, Sender
 from odb_factory.runtime.epoch import CollateJob, RankEpoch
 from odb_factory.runtime.errors import CollateError, ExchangeError, OdbError, SampleError
 from odb_factory.runtime.exchange import Exchange, connect, try_gloo
@@ -41,7 +43,7 @@ def main(job: CollateJob, sock: socket.socket, other_end: socket.socket | None) 
     _settle(job.parent, sock)
     try:
         _serve(job, sock)
-    except (BrokenPipeError, ConnectionResetError, EOFError):
+    except (BrokenPipeError, ConnectionResetError, EOFError, Leave):
         leave(0)
     except BaseException as error:
         failure = _failure(error, job.rank)
@@ -125,6 +127,7 @@ def _serve(job: CollateJob, sock: socket.socket) -> None:
         worker_init_fn=job.worker_init_fn,
         window_bytes=job.window_bytes,
     )
+    sender, memory = Sender(sock), BatchMemory()
     while True:
         send(sock, Phase("waiting for the next epoch"))
         command = receive(sock)
@@ -132,4 +135,4 @@ def _serve(job: CollateJob, sock: socket.socket) -> None:
             leave(0)  # not a return: it would wait for the end of torch's own threads
         if not isinstance(command, StartEpoch):
             raise CollateError(f"unknown command {command!r}")
-        RankEpoch(job, sock, exchange, reader, command.epoch, command.resumed).run()
+        RankEpoch(job, sock, sender, memory, exchange, reader, command.epoch, command.resumed).run()

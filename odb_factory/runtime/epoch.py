@@ -17,11 +17,14 @@ from odb_factory.core.assignment import epoch_order, make_index_source
 from odb_factory.core.grouping import Group
 from odb_factory.core.protocol import ClosedRound, PlannedStep, RankProtocol, TooManyBadSamples
 from odb_factory.core.sample import Dropped
+from odb_factory.runtime.batch_memory import BatchMemory
+from odb_factory.runtime.courier import Sender
 from odb_factory.runtime.errors import CollateError, ExchangeError, SampleError
 from odb_factory.runtime.exchange import Exchange
-from odb_factory.runtime.messages import EpochEnd, Phase, Resumed, StepInfo, loads, send, unpack_flags
+from odb_factory.runtime.messages import EpochEnd, Phase, Resumed, StepInfo, send, unpack_flags
 from odb_factory.runtime.observe import Observe
-from odb_factory.runtime.reader import Failed, Held, Reader, seeded
+from odb_factory.runtime.observed import Failed, Held, seeded
+from odb_factory.runtime.reader import Reader
 
 TELL_SECONDS = 10.0
 """How long a rank that fails waits for the others to hear of it."""
@@ -61,6 +64,8 @@ class RankEpoch:
         self,
         job: CollateJob,
         sock: socket.socket,
+        sender: Sender,
+        memory: BatchMemory,
         exchange: Exchange,
         reader: Reader,
         epoch: int,
@@ -68,6 +73,8 @@ class RankEpoch:
     ) -> None:
         self._job = job
         self._sock = sock
+        self._sender = sender
+        self._memory = memory
         self._exchange = exchange
         self._reader = reader
         self._epoch = epoch
@@ -212,25 +219,30 @@ class RankEpoch:
             window_bytes=self._window[1],
             align_seconds=self._align_seconds,
         )
-        send(self._sock, (self._batch(group), info))
+        self._sender.send((self._batch(group), info))
+        self._memory.settle()
         self._next_step += 1
 
     def _batch(self, group: Group | None) -> Any:
         if group is None:
             if self._job.config.idle == "skip":
                 return None
-            return self._collate([loads(self._borrow_filler().payload)], "a filler")
-        samples = [loads(self._held.pop(s.index).payload) for s in group.samples]
+            return self._collate([self._unpack(self._borrow_filler())], "a filler")
+        samples = [self._unpack(self._held.pop(s.index)) for s in group.samples]
         self._reader.release(group.samples)
         return self._collate(samples, f"samples {', '.join(str(s.index) for s in group.samples)}")
+
+    def _unpack(self, held: Held) -> Any:
+        """A sample, for the collate function, which may write into it: the filler is needed again."""
+        return (held.payload.copy() if held is self._filler else held.payload).unpack()
 
     def _collate(self, samples: list[Any], what: str) -> Any:
         config = self._job.config
         name = f"{config.seed}:{self._epoch}:step {self._next_step}:{self._job.rank}"
         # without workers the reader's thread draws from the same generators at the same time
-        numbers = seeded(name) if self._job.num_workers else contextlib.nullcontext()
+        numbers = seeded(name, restore=False) if self._job.num_workers else contextlib.nullcontext()
         try:
-            with numbers:
+            with numbers, self._memory.making():
                 return self._job.collate_fn(samples)
         except Exception as error:
             raise CollateError(f"the collate function failed on {what}: {type(error).__name__}: {error}") from error

@@ -41,7 +41,7 @@ class OdbDataLoader:
             explicitly it can be used once, since an early `break` makes a new meeting necessary.
         num_workers: worker processes that read samples; 0 reads in a thread of the collate process, whose random
             numbers are then repeatable only if `collate_fn` draws none.
-        prefetch_factor: samples in flight for each worker.
+        prefetch_factor: reads in flight for each worker, each of one sample or of some that are small and quick.
         observe: `(index, sample) -> SampleMeta`; by default for mappings with `input_ids` and `labels`.
         pin_memory: page-lock the tensors of batches (only where CUDA is available).
         worker_init_fn: called in each worker with its id.

@@ -72,7 +72,10 @@ def size_in_words(nbytes: float) -> str:
     return f"{nbytes / 2**30:,.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:,.0f} MiB"
 
 
-_M_MMAP_THRESHOLD = -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+BLOCK = 2**20
+"""Blocks of this size and above do not lie in the heap (bytes)."""
 
 
 def return_freed_memory() -> None:
@@ -82,4 +85,15 @@ def return_freed_memory() -> None:
     in all sizes: a process would end up with far more memory than it holds samples.
     """
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**20)
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, BLOCK)
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what one sample took for the next (glibc), as by default after a large one.
+
+    For the workers, which hold few samples at a time, and are forked from a process that called `return_freed_memory`.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
+        library.mallopt(_M_TRIM_THRESHOLD, 64 * 2**20)

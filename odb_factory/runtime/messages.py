@@ -1,24 +1,20 @@
-"""What the processes say to each other, and how tensors travel.
-
-Samples and batches are pickled with tensors as plain bytes, and sent through pipes and sockets: unlike torch's default
-of one shared-memory file a tensor, nothing is held in `/dev/shm` and no file descriptor outlives the transfer, however
-many samples the window holds.
-"""
+"""What the trainer process and the collate process say to each other, and how it goes through their socket."""
 
 from __future__ import annotations
 
-import io
 import pickle
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from odb_factory.core.sample import Dropped
+from odb_factory.runtime.packing import dumps as dumps
+from odb_factory.runtime.packing import loads as loads
+from odb_factory.runtime.remote import Span
 from odb_factory.runtime.rendezvous import Rendezvous
 
 
@@ -149,42 +145,44 @@ class Stop:
     """Command to the collate process."""
 
 
-def _rebuild_tensor(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    if not len(data):
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(data, dtype=dtype).reshape(shape)
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """A batch whose large tensors the receiver must fetch out of the sender's memory, and say so (`Fetched`)."""
+
+    head: bytes
+    spans: tuple[Span, ...]
 
 
-class _TensorPickler(pickle.Pickler):
-    def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout is torch.strided:
-            flat = obj.detach().contiguous().reshape(-1).view(torch.uint8)
-            return _rebuild_tensor, (pickle.PickleBuffer(flat.numpy().data), obj.dtype, tuple(obj.shape))
-        return NotImplemented
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The answer to `Lent`."""
 
-
-def dumps(obj: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
-    """Pickle `obj`; CPU tensors as plain bytes, in the result or through `buffer_callback` (pickle protocol 5)."""
-    out = io.BytesIO()
-    _TensorPickler(out, protocol=5, buffer_callback=buffer_callback).dump(obj)
-    return out.getvalue()
-
-
-def loads(data: bytes | bytearray, buffers: list[bytearray] | None = None) -> Any:
-    """The inverse of `dumps`; tensors share the memory of `buffers`."""
-    return pickle.loads(data, buffers=buffers)
+    done: bool
+    """False: it cannot be; send it all."""
 
 
 _COUNT = struct.Struct("!I")
 _SIZE = struct.Struct("!Q")
+
+AT_ONCE = 256 * 2**10
+"""Messages below this size are put together and sent in one piece (bytes)."""
 
 
 def send(sock: socket.socket, obj: Any) -> None:
     """Send one message; blocks while the peer does not read. OSError when the peer is gone."""
     buffers: list[pickle.PickleBuffer] = []
     head = dumps(obj, buffers.append)
-    parts = [memoryview(head), *(b.raw() for b in buffers)]
-    sock.sendall(_COUNT.pack(len(parts)) + b"".join(_SIZE.pack(p.nbytes) for p in parts))
+    send_parts(sock, [memoryview(head), *(b.raw() for b in buffers)])
+
+
+def send_parts(sock: socket.socket, parts: Sequence[Any]) -> None:
+    """Send one message that is pickled already: the pickle, and the buffers beside it."""
+    parts = [memoryview(part) for part in parts]
+    sizes = _COUNT.pack(len(parts)) + b"".join(_SIZE.pack(p.nbytes) for p in parts)
+    if sum(p.nbytes for p in parts) < AT_ONCE:
+        sock.sendall(b"".join((sizes, *parts)))
+        return
+    sock.sendall(sizes)
     for part in parts:
         sock.sendall(part)
 

@@ -18,12 +18,15 @@ from typing import Any
 
 import torch
 
+from odb_factory.runtime.blocks import Pool
 from odb_factory.runtime.collate_process import main
+from odb_factory.runtime.courier import accept
 from odb_factory.runtime.epoch import CollateJob
 from odb_factory.runtime.errors import CollateError, ExchangeError, OdbError, SampleError
 from odb_factory.runtime.messages import (
     EpochEnd,
     Failure,
+    Lent,
     Meet,
     Phase,
     Resumed,
@@ -47,6 +50,9 @@ UP_SECONDS = (5.0, 15.0, 45.0)
 
 With many ranks the first one is likely to fail on some rank, and all wait for it; a busy machine needs the later ones.
 """
+
+SPARE_BLOCKS = 2
+"""Large tensors that the trainer has dropped and whose memory is kept for those to come, at most."""
 
 _ERRORS: dict[str, type[OdbError]] = {"sample": SampleError, "exchange": ExchangeError, "collate": CollateError}
 
@@ -215,6 +221,7 @@ class Session:
     def _receive(self) -> None:
         if self._device is not None:
             torch.cuda.set_device(self._device)
+        pool = Pool(SPARE_BLOCKS)
         try:
             while not self._closing.is_set():
                 if not self._readable():
@@ -224,6 +231,12 @@ class Session:
                 if isinstance(message, Phase):
                     self._phase = message
                     continue
+                if isinstance(message, Lent):
+                    answer, message = accept(message, self.process.pid or 0, pool)
+                    # No lock against `Stop`, since Ctrl-C can leave one locked: both are small, and go in one piece.
+                    send(self._sock, answer)
+                    if not answer.done:
+                        continue
                 if self._device is not None and isinstance(message, tuple):
                     message = (map_tensors(message[0], torch.Tensor.pin_memory), message[1])
                 self._put(message)

@@ -272,7 +272,7 @@ def test_running_out_of_memory_is_told_from_other_errors() -> None:
 def _row(method: str, rate: float | None, budget: int, **settings: Any) -> Row:
     figures: dict[str, Any] = {"out_of_memory": True}
     if rate is not None:
-        names = ("tokens_per_s", "padded_tokens_per_s", "steps", "seconds")
+        names = ("tokens_per_s", "padded_tokens_per_s", "first_batch_s", "steps", "seconds")
         figures = {"samples_per_s": rate, "padding_share": 0.25, "wait_share": 0.01, **dict.fromkeys(names, 1234.0)}
     fixed = {"samples": 500, "tiny": False, "masked": False, "trial": False, "complete": rate is not None}
     fixed |= {"kernel": "flash-attn", "dtype": "bfloat16"}
@@ -315,7 +315,7 @@ def test_the_table_compares_with_standard_at_its_best() -> None:
 def test_quick_run_needs_torch_and_transformers_only(tmp_path: Path) -> None:
     file = tmp_path / "gpu.jsonl"
     arguments = ["gpu", "--quick", "--json", str(file), "--device", "cpu", "--cells", "llava:image"]
-    arguments += ["--budgets", "16384", "--seconds-per-config", "0.5"]
+    arguments += ["--budgets", "16384", "--seconds-per-config", "0.5", "--minutes", "5"]
     program = (
         "import sys; from benchmarks.__main__ import main; code = main(sys.argv[1:])\n"
         "rest = {'llamafactory', 'datasets', 'matplotlib', 'deepspeed', 'peft'} & set(sys.modules)\n"

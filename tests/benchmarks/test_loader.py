@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks.loader import view
-from benchmarks.loader.kinds import IGNORED, KINDS, PATCH, collate, dataset_of, prepare, read_patches
+from benchmarks.loader.kinds import IGNORED, KINDS, PATCH, Material, collate, dataset_of, prepare, read_patches
 from benchmarks.loader.methods import METHODS, available
 from benchmarks.loader.rank import Seen
 from benchmarks.loader.run import SETUPS, coverage, speed_figures, wait_figures
@@ -56,8 +56,6 @@ def test_real_text_is_templated_and_only_answers_are_learned(tmp_path: Path) -> 
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     turns = '[[{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So."}]]'
     (tmp_path / "conversations.json").write_text(turns)
-    from benchmarks.loader.kinds import Material
-
     sample = dataset_of(Material("text_real", (0,), str(tmp_path)))[0]
     asked, answered = "<|im_start|>user\nWhy?<|im_end|>\n", "<|im_start|>assistant\nSo.<|im_end|>\n"
     assert len(sample["input_ids"]) == len(asked + answered)
@@ -104,6 +102,8 @@ def test_rates_count_from_the_first_batch_on() -> None:
     assert figures["first_batch_s"] == 2
     assert figures["padding"] == pytest.approx(0.25)
     assert (figures["batches"], figures["fillers"]) == (17, 1)
+    nothing = speed_figures([*ranks, Seen(began=0.0)])
+    assert nothing["samples_per_s"] == figures["samples_per_s"], "a rank that got no batch"
 
 
 def test_the_wait_for_the_first_batch_stands_apart() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks.batchers import standard
+from benchmarks.encoding import Encoded
 from benchmarks.errors import BenchmarkError
 from benchmarks.launch import ROOT, _command
 from benchmarks.qwen_tokenizer import PATTERN, PROBES, make_qwen_tokenizer, read_ranks
@@ -23,7 +25,7 @@ from benchmarks.train.figures import held_out_loss, speed
 from benchmarks.train.loaders import _WithFiller
 from benchmarks.train.record import Line, Recorder, digest, read
 from benchmarks.train.run import QUICK_METHODS, size_of
-from benchmarks.train.setup import METHODS, QUICK, Encoded, Place, Prepared, recipe
+from benchmarks.train.setup import METHODS, QUICK, Place, Prepared, recipe
 
 
 def encoded(lengths: list[int]) -> Encoded:
@@ -51,7 +53,7 @@ def test_a_part_of_the_tokenizer_encodes_as_tiktoken_with_these_ranks() -> None:
 
 def test_a_record_is_read_by_content(tmp_path: Path) -> None:
     data = encoded([3, 5, 9])
-    names = data.digests
+    names = list(map(digest, data.input_ids))
     for rank, rows in enumerate(([[names[0], names[1]]], [[names[2]], [names[1]]])):
         recorder = Recorder(tmp_path, rank)
         for row in rows:
@@ -78,7 +80,7 @@ def test_equal_samples_are_told_apart_and_a_lost_one_is_counted() -> None:
 
 def test_a_micro_batch_without_targets_is_a_filler() -> None:
     data = encoded([4, 4])
-    epoch = steps.recorded([[Line([data.digests[0]], 8, 3)], [Line([data.digests[1]], 8, 0)]], data)
+    epoch = steps.recorded([[Line([digest(data.input_ids[0])], 8, 3)], [Line([digest(data.input_ids[1])], 8, 0)]], data)
     assert epoch.fillers == 1
     assert epoch.emitted == Counter({0: 1})
     assert epoch.padded_tokens == 16
@@ -180,7 +182,7 @@ def row(method: str, repetition: int, rate: float, **figures: float) -> Row:
         ranks=2,
         budget=128,
         settings=settings | {"untrained_loss": 4.0},
-        figures={"samples_per_s": rate, "padding": 0.1, "others_share": 0.02, **figures},
+        figures={"samples_per_s": rate, "padding": 0.1, "ideal_share": 0.5, "others_share": 0.02, **figures},
     )
 
 
@@ -197,7 +199,17 @@ def test_the_view_compares_within_a_repetition() -> None:
     assert text.index("| Standard |") < text.index("| odb-factory |")
     assert view.ratios(rows[:1], "odb") == []
     assert "| odb-factory | 30.00 |  |" in view.tables(rows[:1])
-    assert len(view.plot(rows).axes) == 2
+    drawn = view.plot(rows)
+    assert [[bar.get_width() for bar in axes.patches] for axes in drawn.axes] == [[15.0, 30.0], [0.1, 0.1], [0.5, 0.5]]
+
+
+def test_a_failed_run_is_named_and_counts_nowhere() -> None:
+    failed = dataclasses.replace(row("public", 1, 0.0), figures={"failed": "public was not done within 400 s"})
+    text = view.tables([row("standard", 1, 10.0), failed])
+    assert "public package failed in repetition 1: public was not done within 400 s" in text
+    assert "| public package |" not in text
+    assert view.tables([failed]) == "All runs failed."
+    assert [len(axes.patches) for axes in view.plot([row("standard", 1, 10.0), failed]).axes] == [1, 1, 1]
 
 
 @pytest.mark.slow
