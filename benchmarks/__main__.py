@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import shlex
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
             sub.add_argument("--seed", type=int, default=0)
         module.add_arguments(sub)
     options = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended on the way out
     try:
         if options.name in READERS:
             _module(options.name).main(options)

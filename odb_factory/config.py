@@ -35,7 +35,7 @@ class OdbConfig:
 
     token_budget: int
     """`L_max`: upper bound on a group's padded tokens (tokens)."""
-    depth: int = 256
+    depth: int = 1024
     """`D`: samples that one rank holds observed and not yet emitted, at most (samples)."""
     alignment: str = "carry"
     """Rule for the steps of a round: `carry` (only full groups leave before the drain) or `max` (the paper's)."""

@@ -126,18 +126,28 @@ def decode(minima: Sequence[int]) -> GlobalView:
     )
 
 
-def target(view: GlobalView, rule: str) -> int:
+RAMP_SHARE = 3
+"""A round of the ramp emits one in so many full groups."""
+
+
+def target(view: GlobalView, rule: str, *, ramping: bool = False) -> int:
     """`T`, the number of steps of this round: the same on every rank; 0 only when no rank has a sample.
 
     `max` (the paper's rule): `max(1, min(max G, min+ C, min+ S))`. `carry`: before the drain the smallest number of
     full groups, so that every rank emits only full groups, less an eighth, so that each may choose among its own
     (`choice`), but enough steps for every overdue group; in the drain as `max`.
+
+    Args:
+        ramping: the window is one of the small first ones, which make bad groups. `carry` then emits a third only: the
+            trainer has something to do while the next, larger window is read, and most samples wait for that one.
     """
     if view.empty:
         return 0
     bound = min(view.min_capacity, view.min_samples)
     if rule == "max" or view.draining:
         wanted = view.max_groups
+    elif ramping:
+        wanted = max(-(-view.min_full // RAMP_SHARE), view.max_overdue)
     else:
         wanted = max(view.min_full - view.min_full // RESERVE, view.max_overdue)
     return max(1, min(wanted, bound))

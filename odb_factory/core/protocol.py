@@ -78,10 +78,10 @@ class RankProtocol:
         config: the same on all ranks.
         rank: this rank.
         epoch: the epoch, for the seeds.
-        dataset_size: samples of the data set, to notice ranks with different data, and for the quota.
-        source: this rank's indices; None: they are someone else's business, and all assigned.
         world_size: number of ranks; None: unknown, so that of what the others emit nothing is known either, and groups
             to be held back are drawn, not chosen.
+        dataset_size: samples of the data set, to notice ranks with different data, and for the quota.
+        source: this rank's indices; None: they are someone else's business, and all assigned.
         emitted: samples that were emitted in this epoch before, in a run that is resumed.
         bad: samples that were skipped as bad then.
         state_check: a number of the state that is resumed, to notice ranks that resume another one.
@@ -96,9 +96,9 @@ class RankProtocol:
         *,
         rank: int,
         epoch: int,
+        world_size: int | None,
         dataset_size: int = 0,
         source: IndexSource | None = None,
-        world_size: int | None = None,
         emitted: int = 0,
         bad: int = 0,
         state_check: int = 0,
@@ -206,7 +206,8 @@ class RankProtocol:
         """
         self._check(minima[6:])
         view = decode(minima[:6])
-        steps = target(view, self.config.alignment)
+        ramping = self.config.window_target(self.round_index) < self.config.depth
+        steps = target(view, self.config.alignment, ramping=ramping)
         rng = generator(self.config.seed, "draw", self.epoch, self.round_index, self.rank)
         plan = plan_round(
             self._groups,

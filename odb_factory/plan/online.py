@@ -15,7 +15,7 @@ from odb_factory.plan.prediction import Prediction, sums_of_costs
 MOST_SIMULATED = 300_000
 """Samples of an epoch that are simulated one by one, at most; a longer one is drawn out from that."""
 
-LEAST_WINDOWS = 6
+LEAST_WINDOWS = 12
 """Windows of all ranks that a simulated epoch holds at least, so that most of it is neither ramp nor drain."""
 
 

@@ -92,6 +92,7 @@ class RankEpoch:
             epoch=epoch,
             dataset_size=size,
             source=make_index_source(config.assignment, order, job.rank, job.world_size, config.window_target(0) + 1),
+            world_size=job.world_size,
             emitted=resumed.emitted if resumed else 0,
             bad=resumed.bad if resumed else 0,
             state_check=zlib.crc32(resumed.done) if resumed else 0,

@@ -20,7 +20,7 @@ CONFIG = OdbConfig(token_budget=100, depth=8, ramp=False)
 
 
 def ranks_of(count: int, config: OdbConfig = CONFIG, epoch: int = 0) -> list[RankProtocol]:
-    return [RankProtocol(config, rank=rank, epoch=epoch) for rank in range(count)]
+    return [RankProtocol(config, rank=rank, epoch=epoch, world_size=count) for rank in range(count)]
 
 
 def one_round(
@@ -130,7 +130,7 @@ def test_join_mode_ends_when_no_rank_has_anything_left() -> None:
 
 def test_nonjoin_mode_ends_with_the_step_that_reaches_the_quota() -> None:
     config = dataclasses.replace(CONFIG, join=False, quota=0.5, steps_multiple=3)
-    ranks = [RankProtocol(config, rank=rank, epoch=0, dataset_size=8) for rank in range(2)]
+    ranks = [RankProtocol(config, rank=rank, epoch=0, world_size=2, dataset_size=8) for rank in range(2)]
     windows = [[SampleMeta(index=4 * rank + i, length=60 + i, loss_tokens=0) for i in range(4)] for rank in range(2)]
     closed = one_round(ranks, windows, unread=[1, 1])
     assert all(c.epoch_over for c in closed)
@@ -141,14 +141,14 @@ def test_nonjoin_mode_ends_with_the_step_that_reaches_the_quota() -> None:
 
 def test_the_quota_is_not_one_more_for_a_rounding_error() -> None:
     config = dataclasses.replace(CONFIG, depth=100, join=False, quota=0.07, max_samples=1)
-    rank = RankProtocol(config, rank=0, epoch=0, dataset_size=100)
+    rank = RankProtocol(config, rank=0, epoch=0, world_size=2, dataset_size=100)
     (closed,) = one_round([rank], [metas(*[60] * 20)], unread=[1])
     assert len(closed.steps) == 7, "0.07 * 100 is 7.000000000000001 in floating point"
 
 
 def test_what_was_emitted_before_a_resumption_counts_for_the_quota() -> None:
     config = dataclasses.replace(CONFIG, join=False, quota=0.5)
-    rank = RankProtocol(config, rank=0, epoch=0, dataset_size=20, emitted=9)
+    rank = RankProtocol(config, rank=0, epoch=0, world_size=2, dataset_size=20, emitted=9)
     (closed,) = one_round([rank], [metas(60, 61, 62)], unread=[1])
     assert closed.epoch_over
     assert [step.totals.samples for step in closed.steps] == [1]
@@ -157,7 +157,7 @@ def test_what_was_emitted_before_a_resumption_counts_for_the_quota() -> None:
 def shared_pair(order: list[int], **values: Any) -> list[RankProtocol]:
     config = dataclasses.replace(CONFIG, **{"depth": 1, "assignment": "shared", **values})
     return [
-        RankProtocol(config, rank=rank, epoch=0, source=make_index_source("shared", order, rank, 2, 2))
+        RankProtocol(config, rank=rank, epoch=0, world_size=2, source=make_index_source("shared", order, rank, 2, 2))
         for rank in range(2)
     ]
 
@@ -250,7 +250,7 @@ def test_every_rank_refuses_to_go_on_with_another_configuration_data_set_or_epoc
     what: str, changed: dict[str, Any], other: int
 ) -> None:
     same: dict[str, Any] = {"config": CONFIG, "epoch": 0, "dataset_size": 10}
-    ranks = [RankProtocol(rank=rank, **same | (changed if rank == other else {})) for rank in range(2)]
+    ranks = [RankProtocol(rank=rank, world_size=2, **same | (changed if rank == other else {})) for rank in range(2)]
     minima = reduce_elements([r.begin_round(exhausted=True) for r in ranks], min)
     for rank in ranks:
         with pytest.raises(ProtocolError, match=f"differ in their {what} "):

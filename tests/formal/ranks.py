@@ -71,7 +71,9 @@ class RankModel:
         self.states: list[RankState] = []
         self._numbers: dict[RankState, int] = {}
         # Without a world size, groups to be held back are drawn, here in every way; what `core.choice` makes is one.
-        self._templates = [RankProtocol(space.config, rank=r, epoch=0) for r in range(space.world_size)]
+        self._templates = [
+            RankProtocol(space.config, rank=r, epoch=0, world_size=None) for r in range(space.world_size)
+        ]
         self._fills: dict[Any, tuple[int, ...]] = {}
         self._begins: dict[Any, tuple[RankProtocol, tuple[int, ...]]] = {}
         self._plans: dict[Any, tuple[Outcome, ...]] = {}

@@ -110,7 +110,13 @@ class Search:
             else:
                 source = assignment.StaticIndexSource(range(count[rank]), 0, 1)
             new = RankProtocol(
-                space.config, rank=rank, epoch=0, dataset_size=size + emitted, source=source, emitted=emitted
+                space.config,
+                rank=rank,
+                epoch=0,
+                world_size=None,
+                dataset_size=size + emitted,
+                source=source,
+                emitted=emitted,
             )
             if not space.config.join and new._quota - new.emitted != owed:
                 raise Violation("G3", f"the quota is {new._quota} of {size + emitted} samples, not {owed + emitted}")

@@ -104,7 +104,7 @@ def test_a_long_epoch_is_drawn_out_to_what_it_would_be(monkeypatch: pytest.Monke
         return make_epoch(source, count, seed=1)
 
     whole = predict_online(make, 20_000, CONFIG, 2)
-    monkeypatch.setattr(online, "MOST_SIMULATED", 4_000)
+    monkeypatch.setattr(online, "MOST_SIMULATED", 10_000)
     drawn = predict_online(make, 20_000, CONFIG, 2)
     assert not drawn.exact
     assert drawn.samples == 20_000

@@ -37,7 +37,7 @@ class TestTooLargeABudget:
         assert made["token_budget"] == 2 * 32768
         assert made["predictions"]["odb"]["ideal_time_share"] < made["predictions"]["standard"]["ideal_time_share"]
         advised = made["recommended"]
-        assert made["lengths"]["max"] <= advised["token_budget"] < 4096
+        assert made["lengths"]["max"] <= advised["token_budget"] <= 4096
         assert "65,536 (" in advised["token_budget_reason"]
         assert "is larger than this data fills evenly" in advised["token_budget_reason"]
         assert advised["prediction"]["token_budget"] == advised["token_budget"]

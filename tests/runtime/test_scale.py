@@ -9,7 +9,7 @@ from benchmarks.exchange.world import CONFIG
 from odb_factory.core.assignment import tree_children
 from odb_factory.core.protocol import RankProtocol
 
-FIRST = len(RankProtocol(CONFIG, rank=0, epoch=0).begin_round(exhausted=True))
+FIRST = len(RankProtocol(CONFIG, rank=0, epoch=0, world_size=2).begin_round(exhausted=True))
 MOST = 8 * (FIRST + RankProtocol.TAIL + 1 + 2 * 2)
 """Bytes: the first vector, what follows the steps in the second, and a prefix sum with two ranks below."""
 
