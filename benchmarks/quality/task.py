@@ -6,6 +6,7 @@ differ in input tokens and in loss tokens, each in its own way, as real ones do.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Sequence
@@ -39,29 +40,32 @@ class Sample:
     answer: str
 
 
-def make_samples(train: int, held_out: int, seed: int) -> tuple[list[Sample], list[Sample]]:
-    """(samples to train on, held-out ones), half of each task, in random order; no question is in both.
+def make_samples(train: int, held_out: int, seed: int) -> tuple[list[Sample], list[Sample], list[Sample]]:
+    """(samples to train on, held-out ones, as many others to choose a learning rate by), half of each task.
+
+    No question is in two of them; those to train on come in random order.
 
     Raises:
         ValueError: there are not so many different questions of a task.
     """
     rng = random.Random(f"quality/{seed}")
     counts = [_count(way, first, step) for way in ("up", "down") for first in range(NUMBERS) for step in STEPS]
-    needed = (train + held_out) // 2
+    needed = (train + 2 * held_out) // 2
     if needed > len(counts):
-        raise ValueError(f"there are only {len(counts)} questions to count; ask for {2 * len(counts)} samples at most.")
+        most = 2 * len(counts)
+        raise ValueError(
+            f"there are only {len(counts)} questions to count; ask for {most} at most, held-out ones twice."
+        )
     rng.shuffle(counts)
     lists: dict[str, Sample] = {}
     while len(lists) < needed:
         sample = _largest(rng)
         lists[sample.question] = sample
     largest = list(lists.values())
-    kept, held = (
-        [*counts[start:end], *largest[start:end]]
-        for start, end in ((0, train // 2), (train // 2, (train + held_out) // 2))
-    )
+    bounds = (0, train // 2, (train + held_out) // 2, needed)
+    kept, held, tuning = ([*counts[start:end], *largest[start:end]] for start, end in itertools.pairwise(bounds))
     rng.shuffle(kept)
-    return kept, held
+    return kept, held, tuning
 
 
 def _count(way: str, first: int, step: int) -> Sample:

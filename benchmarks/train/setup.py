@@ -40,7 +40,7 @@ class Size:
     """First so many tokens of Qwen's tokenizer."""
     hidden: int
     layers: int
-    depth: int = 256
+    depth: int = 1024
     """D; the default of `odb_depth`."""
     ranks: int = 2
     workers: int = 1
@@ -52,7 +52,7 @@ class Size:
         return self.batch_size * self.cutoff
 
 
-FULL = Size(conversations=640, held_out=96, cutoff=2048, batch_size=2, vocabulary=8192, hidden=64, layers=2)
+FULL = Size(conversations=960, held_out=96, cutoff=2048, batch_size=2, vocabulary=8192, hidden=64, layers=2)
 QUICK = Size(conversations=64, held_out=8, cutoff=512, batch_size=2, vocabulary=1024, hidden=32, layers=1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,7 @@ from benchmarks.quality.task import CUTOFF, make_model, make_samples, make_token
 from benchmarks.quality.view import plot, spread, tables
 from benchmarks.rows import Row, read_rows
 
-TRAIN, HELD_OUT = make_samples(600, 200, seed=1)
+TRAIN, HELD_OUT, TUNING = make_samples(600, 200, seed=1)
 
 
 def test_answers_are_right() -> None:
@@ -37,17 +37,18 @@ def test_answers_are_right() -> None:
 
 
 def test_held_out_questions_are_new_and_of_both_tasks() -> None:
-    assert not {s.question for s in TRAIN} & {s.question for s in HELD_OUT}
+    questions = [{s.question for s in part} for part in (TRAIN, HELD_OUT, TUNING)]
+    assert not any(a & b for a, b in combinations(questions, 2))
     assert len({s.question for s in TRAIN}) == 600
     assert [s.task for s in HELD_OUT].count("count") == 100
-    assert make_samples(600, 200, seed=1) == (TRAIN, HELD_OUT)
-    assert make_samples(600, 200, seed=2) != (TRAIN, HELD_OUT)
+    assert make_samples(600, 200, seed=1) == (TRAIN, HELD_OUT, TUNING)
+    assert make_samples(600, 200, seed=2) != (TRAIN, HELD_OUT, TUNING)
     with pytest.raises(ValueError, match="at most"):
         make_samples(10_000, 10, seed=0)
 
 
 def test_the_full_size_fits_the_task() -> None:
-    samples, held_out = make_samples(FULL.samples, FULL.held_out, 0)
+    samples, held_out, _ = make_samples(FULL.samples, FULL.held_out, 0)
     assert (len(samples), len(held_out)) == (FULL.samples, FULL.held_out)
     assert FULL.samples % FULL.samples_per_update == 0, "Standard would repeat samples to fill its last update"
     assert QUICK.samples % QUICK.samples_per_update == 0
