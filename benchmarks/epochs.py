@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -73,7 +73,3 @@ def ideal_share(epoch: Epoch, time: StepTime = StepTime()) -> float:
     ranks = len(epoch.steps[0])
     work = sum(time.per_token * epoch.lengths[i] + time.per_square * epoch.lengths[i] ** 2 for i in epoch.emitted)
     return work / (ranks * time.of_epoch(epoch))
-
-
-Batcher = Callable[[Sequence[int]], Epoch]
-"""Lengths -> an epoch."""

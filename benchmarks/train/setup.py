@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.encoding import TEMPLATE, Encoded, encode
-from benchmarks.errors import BenchmarkError
 from benchmarks.qwen_tokenizer import make_qwen_tokenizer
 from benchmarks.sharegpt import DATASET, read_conversations, write_dataset
+from benchmarks.work_dir import fresh
 
 EXCHANGE = 2
 """Turns of a conversation that are taken: the first question and its answer."""
@@ -63,11 +62,6 @@ class Place:
     root: Path
 
     @property
-    def marker(self) -> Path:
-        """Says that the directory is this benchmark's, so that what an earlier run made there may be replaced."""
-        return self.root / ".train"
-
-    @property
     def model(self) -> Path:
         return self.root / "model"
 
@@ -104,11 +98,7 @@ def prepare(place: Place, size: Size, seed: int) -> Prepared:
     Raises:
         BenchmarkError: the place holds other things, or a package is missing.
     """
-    if place.root.exists() and any(place.root.iterdir()) and not place.marker.exists():
-        raise BenchmarkError(f"{place.root} is not empty and was not made by this benchmark; name another --work-dir.")
-    shutil.rmtree(place.root, ignore_errors=True)
-    place.root.mkdir(parents=True)
-    place.marker.touch()
+    fresh(place.root)
     chosen = [turns[:EXCHANGE] for turns in read_conversations(size.conversations + size.held_out)]
     train, held_out = chosen[: size.conversations], chosen[size.conversations :]
     write_dataset(train, place.data)

@@ -23,7 +23,7 @@ from odb_factory.llamafactory.recipe import Recipe, RecipeError, quiet, translat
 from odb_factory.plan.data_errors import explain, places
 from odb_factory.plan.observed import Observed
 from odb_factory.plan.sources import check_data, check_model
-from odb_factory.runtime.reader import Failed, Held, ObservedDataset
+from odb_factory.runtime.observed import Failed, Held, ObservedDataset
 from odb_factory.trainer.options import AUTO, with_arguments
 
 PROBE = 16

@@ -13,7 +13,7 @@ import mmap
 from collections.abc import Iterator
 
 from odb_factory.runtime.blocks import HUGE_PAGE
-from odb_factory.runtime.memory import BLOCK
+from odb_factory.runtime.memory import BLOCK, M_TRIM_THRESHOLD
 
 _LARGE = 2 * HUGE_PAGE
 """Batches from this size on are worth it (bytes)."""
@@ -21,7 +21,7 @@ _LARGE = 2 * HUGE_PAGE
 _MOST = 2**30
 """No more than this is told to be in huge pages (bytes)."""
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_M_MMAP_MAX = -4
 _MMAP_MAX = 65536
 """The C library's own bound on the number of blocks outside of the heap."""
 
@@ -58,14 +58,14 @@ class BatchMemory:
             return
         before = library.mallinfo2().used
         library.mallopt(_M_MMAP_MAX, 0)
-        library.mallopt(_M_TRIM_THRESHOLD, 2 * _MOST - 1)  # also keeps the end that is prepared
+        library.mallopt(M_TRIM_THRESHOLD, 2 * _MOST - 1)  # also keeps the end that is prepared
         if self._largest >= _LARGE:
             self._prepare(min(_MOST, 2 * self._largest))
         try:
             yield
         finally:
             library.mallopt(_M_MMAP_MAX, _MMAP_MAX)
-            library.mallopt(_M_TRIM_THRESHOLD, BLOCK)
+            library.mallopt(M_TRIM_THRESHOLD, BLOCK)
             self._batch = max(0, library.mallinfo2().used - before)
             self._largest = max(self._largest, self._batch)
 

@@ -72,7 +72,8 @@ def size_in_words(nbytes: float) -> str:
     return f"{nbytes / 2**30:,.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:,.0f} MiB"
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's `mallopt`."""
 
 BLOCK = 2**20
 """Blocks of this size and above do not lie in the heap (bytes)."""
@@ -96,4 +97,4 @@ def keep_freed_memory() -> None:
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
-        library.mallopt(_M_TRIM_THRESHOLD, 64 * 2**20)
+        library.mallopt(M_TRIM_THRESHOLD, 64 * 2**20)

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from odb_factory.core.sample import Dropped
-from odb_factory.runtime.packing import dumps as dumps
-from odb_factory.runtime.packing import loads as loads
+from odb_factory.runtime.packing import dumps, loads
 from odb_factory.runtime.remote import Span
 from odb_factory.runtime.rendezvous import Rendezvous
 

@@ -17,11 +17,7 @@ from odb_factory.config import OdbConfig
 from odb_factory.core.sample import Dropped, SampleMeta
 from odb_factory.runtime.errors import SampleError
 from odb_factory.runtime.observe import Observe
-from odb_factory.runtime.observed import Failed as Failed
-from odb_factory.runtime.observed import Held as Held
-from odb_factory.runtime.observed import ObservedDataset as ObservedDataset
-from odb_factory.runtime.observed import describe_error
-from odb_factory.runtime.observed import is_of_the_machine as is_of_the_machine
+from odb_factory.runtime.observed import Failed, Held, ObservedDataset, describe_error
 from odb_factory.runtime.remote import Gone
 from odb_factory.runtime.shipping import Board, Item, OnLoan, Pending, Shipment, Shipping, redeem
 from odb_factory.runtime.worker import WorkerInit

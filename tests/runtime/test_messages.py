@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from odb_factory.core.sample import Dropped
-from odb_factory.runtime.messages import EpochEnd, Phase, StepInfo, dumps, loads, receive, send
+from odb_factory.runtime.messages import EpochEnd, Phase, StepInfo, receive, send
+from odb_factory.runtime.packing import dumps, loads
 from tests.runtime.helpers import open_files, shared_memory_files
 
 DTYPES = [

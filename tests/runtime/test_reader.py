@@ -15,7 +15,8 @@ from odb_factory import OdbConfig
 from odb_factory.core.sample import SampleMeta
 from odb_factory.runtime.errors import SampleError
 from odb_factory.runtime.observe import observe_sample
-from odb_factory.runtime.reader import Held, Reader, Taken
+from odb_factory.runtime.observed import Held
+from odb_factory.runtime.reader import Reader, Taken
 from tests.dist import children, kill
 from tests.runtime.helpers import Counted, Lengths, wait_until
 
