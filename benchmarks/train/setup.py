@@ -39,6 +39,9 @@ class Size:
     """First so many tokens of Qwen's tokenizer."""
     hidden: int
     layers: int
+    head: int = 32
+    """Width of the one attention head. Narrow, so that attention takes about as much of a token's time as in a model of
+    some billion parameters: a 64-wide model with a head of 64 pays for it as if its context were many times longer."""
     depth: int = 1024
     """D; the default of `odb_depth`."""
     ranks: int = 2
@@ -51,7 +54,7 @@ class Size:
         return self.batch_size * self.cutoff
 
 
-FULL = Size(conversations=960, held_out=96, cutoff=2048, batch_size=2, vocabulary=8192, hidden=64, layers=2)
+FULL = Size(conversations=640, held_out=96, cutoff=2048, batch_size=2, vocabulary=4096, hidden=256, layers=2)
 QUICK = Size(conversations=64, held_out=8, cutoff=512, batch_size=2, vocabulary=1024, hidden=32, layers=1)
 
 
@@ -117,15 +120,14 @@ def make_model(path: Path, tokenizer: Any, size: Size, seed: int) -> None:
     from transformers.utils import logging
 
     ids = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
-    heads = max(1, size.hidden // 64)
     config = Qwen3Config(
         vocab_size=-(-len(tokenizer) // 64) * 64,
         hidden_size=size.hidden,
         intermediate_size=3 * size.hidden,
         num_hidden_layers=size.layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=size.hidden // heads,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=size.head,
         max_position_embeddings=2 * size.cutoff,
         tie_word_embeddings=True,
         **ids,

@@ -95,8 +95,9 @@ def _caption(row: Row, rows: Sequence[Row]) -> str:
         f"{settings['conversations']} samples ({row.data}), mean {settings['lengths_mean']} tokens, CV "
         f"{settings['lengths_cv']}, {settings['lengths_at_cutoff']:.0%} at the cutoff {settings['cutoff']}; "
         f"{row.ranks} ranks; budget {row.budget} padded tokens = {settings['batch_size']} x cutoff; Qwen3 of "
-        f"{settings['layers']} layers, width {settings['hidden']}, vocabulary {settings['vocabulary']}; {count} "
-        f"repetition(s): medians, in brackets least and most. Loss before training: {settings['untrained_loss']}."
+        f"{settings['layers']} layers, width {settings['hidden']}, one head of {settings['head']}, vocabulary "
+        f"{settings['vocabulary']}; {count} repetition(s): medians, in brackets least and most. Loss before training: "
+        f"{settings['untrained_loss']}."
     )
 
 

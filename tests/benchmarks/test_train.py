@@ -172,7 +172,15 @@ def test_the_loss_is_a_mean_over_supervised_tokens_whatever_the_batches(tmp_path
 
 
 def row(method: str, repetition: int, rate: float, **figures: float) -> Row:
-    settings = {"repetition": repetition, "conversations": 8, "cutoff": 64, "batch_size": 2, "layers": 1, "hidden": 8}
+    settings = {
+        "repetition": repetition,
+        "conversations": 8,
+        "cutoff": 64,
+        "batch_size": 2,
+        "layers": 1,
+        "hidden": 8,
+        "head": 8,
+    }
     settings |= {"vocabulary": 64, "lengths_mean": 9.0, "lengths_cv": 0.5, "lengths_at_cutoff": 0.1}
     return Row(
         benchmark="train",
