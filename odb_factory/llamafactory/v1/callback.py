@@ -8,11 +8,12 @@ from llamafactory.v1.accelerator.interface import DistributedInterface
 from llamafactory.v1.utils import logging
 from llamafactory.v1.utils.callbacks import TrainerCallback
 
+from odb_factory.llamafactory.v1 import LOGGER
 from odb_factory.llamafactory.v1.generator import OdbBatchGenerator
 from odb_factory.trainer.record import announcement, in_words
 from odb_factory.trainer.telemetry import PREFIX
 
-logger = logging.get_logger(__name__)
+logger = logging.get_logger(LOGGER)
 
 
 class OdbCallback(TrainerCallback):

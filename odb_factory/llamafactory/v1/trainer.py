@@ -13,13 +13,14 @@ from llamafactory.v1.trainers.sft_trainer import SFTTrainer
 from llamafactory.v1.utils import logging
 
 from odb_factory.llamafactory.hooks import V1_GENERATOR, registry, resume, untested_version
+from odb_factory.llamafactory.v1 import LOGGER
 from odb_factory.llamafactory.v1.arguments import STRATEGY
 from odb_factory.llamafactory.v1.callback import OdbCallback
 from odb_factory.llamafactory.v1.generator import OdbBatchGenerator
 from odb_factory.llamafactory.v1.registry import register_strategy
 from odb_factory.llamafactory.v1.strategy import OdbBatching
 
-logger = logging.get_logger(__name__)
+logger = logging.get_logger(LOGGER)
 
 
 def register() -> None:
