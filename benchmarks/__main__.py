@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.errors import BenchmarkError
 from benchmarks.rows import RowWriter
 
-BENCHMARKS = ("balance", "loader", "exchange", "train", "first_step", "quality", "gpu", "paper", "memory", "plan")
+BENCHMARKS = ("balance", "loader", "exchange", "train", "first_step", "quality", "gpu", "paper", "memory", "plan", "v1")
 """Each is a package: `run` has HELP, add_arguments(parser), measure(options, rows); `view` has TITLE, tables, plot."""
 
 READERS = ("report", "plot")

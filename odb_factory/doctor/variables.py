@@ -27,6 +27,8 @@ def check_variables(machine: Machine) -> Iterator[Check]:
     """Variables that send a run elsewhere, or hide what is wrong."""
     bad = {name: effect for name, effect in OTHER_TRAINERS.items() if is_on(machine.environ, name)}
     doubtful = {name: effect for name, effect in DOUBTFUL.items() if is_on(machine.environ, name)}
+    if bad.pop("USE_V1", None):
+        doubtful["USE_V1"] = "starts LLaMA-Factory's v1, where `batching_strategy: odb` stands for `odb: true`"
     for name, effect in bad.items():
         yield fail("variables", f"{name}={machine.environ[name]} {effect}", f"unset {name}")
     for name, effect in doubtful.items():

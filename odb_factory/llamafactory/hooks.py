@@ -26,15 +26,21 @@ def _version() -> str:
         return "of unknown version"
 
 
-def _tested() -> str:
+def tested_with() -> str:
+    """The versions that were tested, and the one that is installed, in words."""
     return f"tested with LLaMA-Factory {', '.join(TESTED_VERSIONS)}, this is {_version()}"
+
+
+def untested_version() -> str | None:
+    """What a user should know of a LLaMA-Factory that was not tested; None: it was."""
+    return None if _version() in TESTED_VERSIONS else tested_with()
 
 
 def check_version() -> None:
     """SeamError for a LLaMA-Factory whose seams were not tested, however alike they look."""
-    if _version() not in TESTED_VERSIONS:
+    if untested := untested_version():
         seams = ", ".join(map(str, SEAMS))
-        raise SeamError(f"odb: the seams {seams} were {_tested()}; install a tested version, or remove odb.")
+        raise SeamError(f"odb: the seams {seams} were {untested}; install a tested version, or remove odb.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ class Seam:
 
     def check(self) -> Any:
         """The current value; SeamError if it is missing or has another shape."""
-        tested = _tested()
+        tested = tested_with()
         value = getattr(importlib.import_module(self.module), self.name, None)
         if value is None:
             raise SeamError(f"odb: the seam {self} is missing ({tested}); reinstall LLaMA-Factory in a tested version.")
@@ -80,7 +86,23 @@ PREPROCESS = Seam(
 TRAINER = Seam("llamafactory.train.sft.workflow", "CustomSeq2SeqTrainer", ("finetuning_args", "processor"))
 
 SEAMS = (TRAIN_ARGS, RUN_SFT, PREPROCESS, TRAINER)
-"""All seams: the first two are touched on import, the others only while a run with `odb: true` lasts."""
+"""The seams of a run with `odb: true`: the first two are touched on import, the others only while it lasts."""
+
+V1_ARGS = Seam(
+    "llamafactory.v1.config.arg_parser",
+    "TrainingArguments",
+    ("batching_strategy", "micro_batch_size", "cutoff_len", "num_train_epochs", "max_steps", "save_epochs", "seed"),
+)
+V1_TRAINER = Seam("llamafactory.v1.trainers.sft_trainer", "SFTTrainer", ("args", "model", "renderer", "train_dataset"))
+V1_GENERATOR = Seam(
+    "llamafactory.v1.core.base_trainer",
+    "BatchGenerator",
+    ("dataset", "renderer", "micro_batch_size", "global_batch_size", "cutoff_len", "batching_strategy"),
+)
+
+V1_SEAMS = (V1_ARGS, V1_TRAINER, V1_GENERATOR)
+"""The seams of v1: the first two are touched on import, the last while a trainer with `batching_strategy: odb` is made.
+"""
 
 
 class Registry:
@@ -138,14 +160,9 @@ _waiting: list[ModuleType] = []
 def after_import(module: ModuleType) -> None:
     """Install the hook of a module that was just imported. A stock run must not suffer: a misfit only warns."""
     try:
-        if module.__name__ == TRAIN_ARGS.module:
-            _extend_arguments(module)
-        elif module.__name__ == RUN_SFT.module:
-            RUN_SFT.check()  # first: in another version our imports may fail
-
-            from odb_factory.llamafactory.run import run_sft
-
-            registry.install(RUN_SFT, run_sft)
+        hook = _HOOKS.get(module.__name__)
+        if hook is not None:
+            hook(module)
     except Exception as error:  # whatever an unknown layout leads to
         warnings.warn(f"odb-factory is inactive: {error}", RuntimeWarning, stacklevel=2)
 
@@ -154,6 +171,14 @@ def resume() -> None:
     """Install the hooks that had to wait."""
     while _waiting:
         after_import(_waiting.pop())
+
+
+def _replace_run(_: ModuleType) -> None:
+    RUN_SFT.check()  # first: in another version our imports may fail
+
+    from odb_factory.llamafactory.run import run_sft
+
+    registry.install(RUN_SFT, run_sft)
 
 
 def _extend_arguments(module: ModuleType) -> None:
@@ -170,3 +195,38 @@ def _extend_arguments(module: ModuleType) -> None:
         _waiting.append(module)
     else:
         registry.install(TRAIN_ARGS, [ours if c is FinetuningArguments else c for c in stock])
+
+
+def _extend_v1_arguments(module: ModuleType) -> None:
+    V1_ARGS.check()
+
+    from odb_factory.llamafactory.v1 import arguments
+
+    ours = getattr(arguments, "OdbTrainingArguments", None)
+    if ours is None:
+        _waiting.append(module)
+    else:
+        registry.install(V1_ARGS, ours)
+
+
+def _register_in_v1(module: ModuleType) -> None:
+    V1_TRAINER.check()
+    V1_GENERATOR.check()
+
+    from odb_factory.llamafactory.v1 import trainer
+
+    ours = getattr(trainer, "OdbSFTTrainer", None)
+    if ours is None:
+        _waiting.append(module)
+    else:
+        trainer.register()
+        registry.install(V1_TRAINER, ours)
+
+
+_HOOKS = {
+    TRAIN_ARGS.module: _extend_arguments,
+    RUN_SFT.module: _replace_run,
+    V1_ARGS.module: _extend_v1_arguments,
+    V1_TRAINER.module: _register_in_v1,
+}
+"""What is done when a module is imported; `odb_factory_hook.pth` names the same modules."""

@@ -21,7 +21,7 @@ def describe_row(rows: Any, index: int) -> str:
     """Where row `index` comes from, the beginning of its first message and its first media, on one line."""
     place = f"row {index} of the training split{_origin(rows, index)}"
     try:
-        return ", ".join([place, *_beginning(_raw(rows, index))])
+        return ", ".join([place, *_beginning(raw_row(rows, index))])
     except Exception:  # the row itself may be what is broken; its place is known all the same
         return place
 
@@ -46,7 +46,7 @@ def fingerprint_rows(rows: Any) -> str:
     digest = hashlib.sha256(str(size).encode())
     last = min(size, SAMPLED_ROWS) - 1
     for index in (i * (size - 1) // max(1, last) for i in range(last + 1)):
-        row = _raw(rows, index)
+        row = raw_row(rows, index)
         content = [[row[column] for column in TEXT_COLUMNS], [_known(row[column]) for column in MEDIA_COLUMNS]]
         digest.update(json.dumps(content, sort_keys=True, default=str).encode())
     return digest.hexdigest()[:32]
@@ -92,7 +92,7 @@ def _known(item: Any) -> Any:
     return [type(item).__name__, str(getattr(item, "size", "")), str(getattr(item, "mode", ""))]
 
 
-def _raw(rows: Any, index: int) -> Any:
+def raw_row(rows: Any, index: int) -> Any:
     """Row `index` as it is stored: an ordinary access would decode images that are part of a Hugging Face data set."""
     if hasattr(rows, "with_format"):
         return rows.with_format("arrow")[index].to_pylist()[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,21 @@ class Update:
     """All micro-batches of one optimizer update, which the stock loop takes for a single one."""
 
     batches: list[Any]
+
+
+def closes_update(infos: Sequence[StepInfo], micro_batches: int, samples: int | None) -> bool:
+    """Whether these steps make an update; the same on every rank, since it depends on figures of all.
+
+    Args:
+        infos: what was handed out since the last update.
+        micro_batches: micro-batches of an update, on each rank.
+        samples: samples of an update over all ranks, at least; with it, `micro_batches` has no effect.
+    """
+    if infos and infos[-1].last:
+        return True
+    if samples is None:
+        return len(infos) >= micro_batches
+    return sum(info.global_samples for info in infos) >= samples
 
 
 def zero_loss(model: Any, inputs: Any) -> torch.Tensor:

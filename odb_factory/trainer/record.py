@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from accelerate.utils import gather_object
 from transformers.utils import logging
 
+from odb_factory.config import OdbConfig
 from odb_factory.core.sample import Dropped
+from odb_factory.runtime.loader import OdbDataLoader
 from odb_factory.runtime.messages import EpochEnd, StepInfo
 from odb_factory.trainer.picture import REPORT_NAME, RunPicture, draw, table_of
 from odb_factory.trainer.report import MOST_NAMED, SUMMARY_NAME, Audit, write_summary
@@ -141,9 +142,14 @@ class RunRecord:
     def _gathered(self) -> tuple[dict[str, int], list[Dropped]]:
         """The counts of single ranks, summed, and what they dropped: the first ones of each, in all `MOST_NAMED`."""
         local: Counter[str] = Counter()
-        for counts in gather_object([dict(self.audit.local)]):
+        mine = (dict(self.audit.local), list(self.audit.dropped.values()))
+        of_all: list[Any] = [mine]
+        if self._world_size > 1:
+            of_all *= self._world_size
+            dist.all_gather_object(of_all, mine)
+        for counts, _ in of_all:
             local.update(counts)
-        return dict(local), gather_object(list(self.audit.dropped.values()))
+        return dict(local), [d for _, dropped in of_all for d in dropped]
 
 
 @contextlib.contextmanager
@@ -163,3 +169,35 @@ def in_words(summary: Mapping[str, Any], directory: Path) -> str:
     return "\n".join(
         ["Online Dynamic Batching, all ranks:", *lines, f"  more in {directory}: {SUMMARY_NAME}, {REPORT_NAME}"]
     )
+
+
+def announcement(
+    config: OdbConfig, *, ranks: int, window_bytes: int | None, micro_batches: int, samples: int | None
+) -> str:
+    """The beginning of a run for its log: what steps, windows and updates are made of.
+
+    Args:
+        config: of the run.
+        ranks: their number.
+        window_bytes: most bytes of a rank's window; None: no bound.
+        micro_batches, samples: see `closes_update`.
+    """
+    size = f" or {window_bytes >> 20:,} MiB (odb_window_bytes)" if window_bytes is not None else ""
+    first = ", ".join(str(config.window_target(number)) for number in range(3))
+    ramp = f" (an epoch begins with {first})" if config.ramp else ""
+    if samples is not None:
+        update = f"{samples:,} samples, and what the step has that completes them"
+    else:
+        update = f"{micro_batches} micro-batch{'es' * (micro_batches > 1)} a rank"
+    return (
+        f"Online Dynamic Batching: up to {config.token_budget:,} padded tokens a micro-batch, windows of "
+        f"{config.depth} samples{size} a rank{ramp}; rule {config.alignment}, assignment {config.assignment}; "
+        f"{ranks} rank{'s' * (ranks > 1)}; an update is {update}."
+    )
+
+
+def no_samples(loader: OdbDataLoader) -> str:
+    """Why an epoch has no step."""
+    dropped = loader.epoch_ends[-1].dropped[:3] if loader.epoch_ends else ()
+    examples = "; ".join(f"{d.index}: {d.reason}" for d in dropped)
+    return f"this epoch has no valid sample: all {len(loader.dataset)} were dropped ({examples}); check the data set."

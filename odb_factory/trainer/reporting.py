@@ -15,7 +15,7 @@ from odb_factory.trainer.bar import HeaderFilter, SamplesBar
 from odb_factory.trainer.base import TrainerBase
 from odb_factory.trainer.callback import OdbCallback
 from odb_factory.trainer.progress import SampleProgress
-from odb_factory.trainer.record import RunRecord, in_words
+from odb_factory.trainer.record import RunRecord, announcement, in_words
 from odb_factory.trainer.telemetry import PREFIX
 
 logger = logging.get_logger("transformers.odb_factory")
@@ -56,24 +56,14 @@ class ReportingMixin(TrainerBase):
                 )
         callbacks.insert(0, self.odb_callback)
 
-    def _odb_window_bytes(self) -> str:
-        nbytes = self._odb_loader.window_bytes if self._odb_loader is not None else None
-        return f" or {nbytes >> 20:,} MiB (odb_window_bytes)" if nbytes is not None else ""
-
     def _odb_announcement(self) -> str:
         self._odb_header.end()
-        config, ranks = self.odb_config, self.args.world_size
-        first = ", ".join(str(config.window_target(number)) for number in range(3))
-        ramp = f" (an epoch begins with {first})" if config.ramp else ""
-        if self._odb_samples_per_update is not None:
-            update = f"{self._odb_samples_per_update:,} samples, and what the step has that completes them"
-        else:
-            each = self.args.gradient_accumulation_steps
-            update = f"{each} micro-batch{'es' * (each > 1)} a rank"
-        return (
-            f"Online Dynamic Batching: up to {config.token_budget:,} padded tokens a micro-batch, windows of "
-            f"{config.depth} samples{self._odb_window_bytes()} a rank{ramp}; rule {config.alignment}, "
-            f"assignment {config.assignment}; {ranks} rank{'s' * (ranks > 1)}; an update is {update}."
+        return announcement(
+            self.odb_config,
+            ranks=self.args.world_size,
+            window_bytes=self._odb_loader.window_bytes if self._odb_loader is not None else None,
+            micro_batches=self.args.gradient_accumulation_steps,
+            samples=self._odb_samples_per_update,
         )
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:

@@ -74,6 +74,10 @@ class Meter:
         """An update begins; with the first one, time counts."""
         self._mark, self._wait = self.clock() if self._mark is None else self._mark, 0.0
 
+    def skip(self) -> None:
+        """What happened since the last update was no training, for a loop in which it cannot be `paused`."""
+        self._mark = None
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Evaluation, saving and logging: no time of training."""

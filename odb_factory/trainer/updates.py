@@ -16,10 +16,10 @@ from odb_factory.runtime.errors import OdbError
 from odb_factory.runtime.loader import OdbDataLoader
 from odb_factory.runtime.messages import StepInfo
 from odb_factory.trainer.base import TrainerBase
-from odb_factory.trainer.micro import MicroBatch, Update, to_device, zero_loss
+from odb_factory.trainer.micro import MicroBatch, Update, closes_update, to_device, zero_loss
 from odb_factory.trainer.out_of_memory import FailedStep, explained
 from odb_factory.trainer.progress import SampleProgress
-from odb_factory.trainer.record import RunRecord
+from odb_factory.trainer.record import RunRecord, no_samples
 
 
 class UpdateMixin(TrainerBase):
@@ -52,7 +52,7 @@ class UpdateMixin(TrainerBase):
         meter.begin_update()
         batches: list[Any] = []
         infos: list[StepInfo] = []
-        while not self._odb_complete(infos, num_batches):
+        while not closes_update(infos, num_batches, self._odb_samples_per_update):
             with meter.waiting():
                 step = next(epoch_iterator, None)
             if step is None:
@@ -61,7 +61,8 @@ class UpdateMixin(TrainerBase):
             batches.append(step[0] if self._odb_samples_per_update is not None else to_device(step[0], device))
             infos.append(step[1])
         if not infos and not self.odb_progress.in_epoch:
-            raise OdbError(self._no_samples())
+            assert self._odb_loader is not None
+            raise OdbError(no_samples(self._odb_loader))
         if not infos:  # a run that was resumed, and all that was left of the epoch was dropped
             self.control.should_epoch_stop = self._odb_nothing_left = True
             return [], None
@@ -69,23 +70,6 @@ class UpdateMixin(TrainerBase):
         self._odb_pending.extend(MicroBatch(info, loss_tokens) for info in infos)
         self.odb_progress.advance(infos)
         return (batches if self._odb_samples_per_update is None else [Update(batches)]), None
-
-    def _odb_complete(self, infos: list[StepInfo], num_batches: int) -> bool:
-        """Whether these steps make an update; the same on every rank, since it depends on figures of all."""
-        if infos and infos[-1].last:
-            return True
-        if self._odb_samples_per_update is None:
-            return len(infos) >= num_batches
-        return sum(info.global_samples for info in infos) >= self._odb_samples_per_update
-
-    def _no_samples(self) -> str:
-        assert self._odb_loader is not None
-        ends = self._odb_loader.epoch_ends
-        examples = "; ".join(f"{d.index}: {d.reason}" for d in (ends[-1].dropped[:3] if ends else ()))
-        return (
-            f"this epoch has no valid sample: all {len(self._odb_loader.dataset)} were dropped ({examples}); "
-            "check the data set."
-        )
 
     def _odb_commit(self) -> None:
         """An update is done: what it was made of counts as trained from now on."""

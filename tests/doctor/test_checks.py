@@ -95,8 +95,8 @@ def test_the_python_of_a_script(tmp_path: Path, head: str, python: str | None) -
 @pytest.mark.parametrize(
     ("name", "value", "status"),
     [
-        ("USE_V1", "1", Status.FAIL),
-        ("USE_V1", "on", Status.FAIL),
+        ("USE_V1", "1", Status.WARN),
+        ("USE_V1", "on", Status.WARN),
         ("USE_MCA", "true", Status.FAIL),
         ("ALLOW_EXTRA_ARGS", "1", Status.WARN),
         ("USE_RAY", "1", Status.WARN),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -23,6 +24,8 @@ from odb_factory.llamafactory.hooks import (
     SEAMS,
     TRAIN_ARGS,
     TRAINER,
+    V1_ARGS,
+    V1_TRAINER,
     Registry,
     SeamError,
     registry,
@@ -35,9 +38,15 @@ def imported() -> Iterator[None]:
     """LLaMA-Factory is imported, and whatever a test does, our hooks are as the import left them."""
     import llamafactory.train.tuner  # noqa: F401
 
-    assert registry.installed == (TRAIN_ARGS, RUN_SFT)
+    before = registry.installed
+    assert of_v0(before) == (TRAIN_ARGS, RUN_SFT)
     yield
-    assert registry.installed == (TRAIN_ARGS, RUN_SFT)
+    assert registry.installed == before
+
+
+def of_v0(seams: tuple[hooks.Seam, ...]) -> tuple[hooks.Seam, ...]:
+    """Without those of v1, which another test of this process may have imported."""
+    return tuple(seam for seam in seams if seam in SEAMS)
 
 
 @pytest.fixture
@@ -104,7 +113,7 @@ def test_a_run_touches_two_more_and_puts_them_back(
     else:
         with pytest.raises(KeyError, match="in the run"):
             run_with(monkeypatch, watch, demo, tmp_path, odb=True)
-    assert watch.installed == SEAMS == (TRAIN_ARGS, RUN_SFT, PREPROCESS, TRAINER)
+    assert of_v0(watch.installed) == SEAMS == (TRAIN_ARGS, RUN_SFT, PREPROCESS, TRAINER)
     assert {seam for seam in SEAMS if watch.values[seam] is not before[seam]} == {PREPROCESS, TRAINER}
     assert all(at(seam) is before[seam] for seam in SEAMS)
 
@@ -112,7 +121,7 @@ def test_a_run_touches_two_more_and_puts_them_back(
 def test_a_stock_run_touches_nothing_more(monkeypatch: pytest.MonkeyPatch, demo: DemoPaths, tmp_path: Path) -> None:
     watch = Watch()
     run_with(monkeypatch, watch, demo, tmp_path)
-    assert watch.installed == (TRAIN_ARGS, RUN_SFT)
+    assert of_v0(watch.installed) == (TRAIN_ARGS, RUN_SFT)
     assert watch.values[PREPROCESS].__module__ == "llamafactory.data.loader"
 
 
@@ -135,7 +144,7 @@ def test_restore_all_puts_the_originals_back() -> None:
         assert {seam: at(seam) for seam in ours} == originals
         assert not set(map(id, ours.values())) & set(map(id, originals.values()))
     finally:
-        for seam in (TRAIN_ARGS, RUN_SFT):
+        for seam in ours:
             hooks.after_import(importlib.import_module(seam.module))
     assert at(RUN_SFT) is ours[RUN_SFT]
     assert at(TRAIN_ARGS) == ours[TRAIN_ARGS]
@@ -317,6 +326,41 @@ def test_our_modules_may_be_imported_first() -> None:
         print(OdbFinetuningArguments in parser._TRAIN_ARGS, *registry.installed)
     """)
     assert shown.splitlines()[-1] == "True llamafactory.hparams.parser._TRAIN_ARGS"
+
+
+def test_the_start_up_hook_names_the_modules_that_have_one() -> None:
+    text = (Path(hooks.__file__).parent / "odb_factory_hook.pth").read_text(encoding="utf-8")
+    assert set(re.findall(r'"(llamafactory\.[\w.]+)"', text)) == set(hooks._HOOKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["arguments", "trainer"])
+def test_our_modules_of_v1_may_be_imported_first(first: str) -> None:
+    shown = python(f"""
+        import warnings
+        warnings.simplefilter("error", RuntimeWarning)
+        import odb_factory.llamafactory.v1.{first}
+        import llamafactory.v1.trainers.sft_trainer
+        from odb_factory.llamafactory.hooks import registry
+        print(*registry.installed)
+    """)
+    assert set(shown.splitlines()[-1].split()) == {str(V1_ARGS), str(V1_TRAINER)}
+
+
+@pytest.mark.slow
+def test_disabled_leaves_v1_alone() -> None:
+    shown = python(
+        """
+        from llamafactory.v1.config import arg_parser
+        from llamafactory.v1.trainers import sft_trainer
+        from llamafactory.v1.plugins.trainer_plugins.batching import BatchingPlugin
+        names = (arg_parser.TrainingArguments, sft_trainer.SFTTrainer)
+        print(*(c.__module__ for c in names), "odb" in BatchingPlugin._registry)
+        """,
+        ODB_FACTORY_DISABLE="1",
+    )
+    v1 = "llamafactory.v1"
+    assert shown.splitlines()[-1] == f"{v1}.config.training_args {v1}.trainers.sft_trainer False"
 
 
 def test_hooked_modules_keep_their_own_loader() -> None:

@@ -1,0 +1,1 @@
+"""LLaMA-Factory's v1: its own strategies beside ours; see README of `benchmarks/`."""

@@ -1,0 +1,100 @@
+"""The recipe fields of v1: `batching_strategy: odb`, and those that begin with `odb_`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from llamafactory.v1.config.arg_utils import BatchingStrategy
+from llamafactory.v1.config.training_args import TrainingArguments
+
+from odb_factory.config import OdbConfig
+from odb_factory.llamafactory.fields import OdbFields, option
+from odb_factory.llamafactory.hooks import resume
+from odb_factory.trainer.options import check_samples_per_update
+
+STRATEGY = "odb"
+
+if TYPE_CHECKING:
+    Strategy = str
+else:  # v1's enumeration is closed: what the command line may say is a wider one of the same name
+    Strategy = StrEnum(
+        BatchingStrategy.__name__, {**{item.name: item.value for item in BatchingStrategy}, "ODB": STRATEGY}
+    )
+
+_HELP = {item.name: item.metadata for item in fields(TrainingArguments)}
+
+
+@dataclass
+class OdbTrainingArguments(OdbFields, TrainingArguments):
+    """v1's training arguments, and ours. Without `batching_strategy: odb` those have no effect."""
+
+    batching_strategy: Strategy = field(default=BatchingStrategy.NORMAL, metadata=_HELP["batching_strategy"])
+    odb_token_budget: int | None = option(
+        None,
+        "Most padded tokens in a micro-batch. Default: micro_batch_size x cutoff_len, the worst case that the "
+        "fixed-batch recipe fits.",
+    )
+    odb_samples_per_update: int | None = option(
+        None,
+        "An optimizer update closes when so many samples were emitted since the last one, over all ranks, instead of "
+        "after the micro-batches that global_batch_size asks for. Default: those micro-batches.",
+    )
+
+    def __post_init__(self) -> None:
+        if self.batching_strategy in list(BatchingStrategy) and isinstance(self.batching_strategy, StrEnum):
+            self.batching_strategy = BatchingStrategy(self.batching_strategy)  # as stock v1 has it
+        super().__post_init__()
+        if self.batching_strategy == STRATEGY:
+            self.batching_strategy = STRATEGY
+            self._check()
+
+    def _check(self) -> None:
+        if self.odb_token_budget is not None and not isinstance(self.odb_token_budget, int):
+            raise ValueError(
+                f"odb_token_budget must be a number of tokens in v1, got {self.odb_token_budget!r}; `auto` works "
+                "without USE_V1 only."
+            )
+        self.check_odb_fields()
+        sharding = self.dist_config or {}
+        problems = (
+            (
+                sharding.get("cp_size", 1) > 1,
+                "needs whole samples on each rank, so dist_config must not have a cp_size above 1; set it to 1.",
+            ),
+            (
+                self.odb_idle == "skip",
+                "needs as many micro-batches on each rank; remove odb_idle: skip.",
+            ),
+            (
+                self.odb_samples_per_update is not None and sharding.get("name") == "deepspeed",
+                "with DeepSpeed has a fixed number of micro-batches an update; remove odb_samples_per_update, and set "
+                "global_batch_size.",
+            ),
+        )
+        for applies, sentence in problems:
+            if applies:
+                raise ValueError(f"batching_strategy: {STRATEGY} {sentence}")
+
+    def recipe_config(self, num_micro_batch: int) -> OdbConfig:
+        """The `OdbConfig` of these fields, for `num_micro_batch` micro-batches an update.
+
+        Raises:
+            ValueError: see `OdbConfig`, and `odb_samples_per_update` with a `global_batch_size` that contradicts it.
+        """
+        if num_micro_batch > 1 and self.odb_samples_per_update is not None:
+            raise ValueError(
+                f"odb_samples_per_update {self.odb_samples_per_update} and global_batch_size {self.global_batch_size} "
+                "both say when an update closes; remove one of them."
+            )
+        check_samples_per_update(self.odb_samples_per_update)
+        budget: Any = self.odb_token_budget
+        return self.odb_config(
+            budget=self.micro_batch_size * self.cutoff_len if budget is None else budget,
+            seed=self.seed,
+            steps_multiple=num_micro_batch,
+        )
+
+
+resume()

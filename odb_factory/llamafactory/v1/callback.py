@@ -1,0 +1,80 @@
+"""What a v1 run shows: the line at its start, figures in each log, the audit, and the summary at its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llamafactory.v1.accelerator.interface import DistributedInterface
+from llamafactory.v1.utils import logging
+from llamafactory.v1.utils.callbacks import TrainerCallback
+
+from odb_factory.llamafactory.v1 import LOGGER
+from odb_factory.llamafactory.v1.generator import OdbBatchGenerator
+from odb_factory.trainer.record import announcement, in_words
+from odb_factory.trainer.telemetry import PREFIX
+
+logger = logging.get_logger(LOGGER)
+
+
+class OdbCallback(TrainerCallback):
+    """Keeps the record of a run. It must come before v1's `LoggingCallback`, which writes what this one adds.
+
+    Args:
+        generator: of the trainer.
+    """
+
+    def __init__(self, generator: OdbBatchGenerator) -> None:
+        self._generator = generator
+
+    def on_train_begin(self, args: Any, state: Any, **_: Any) -> None:
+        generator = self._generator
+        generator.begin()
+        logger.info_rank0(
+            announcement(
+                generator.config,
+                ranks=generator.loader.world_size,
+                window_bytes=generator.loader.window_bytes,
+                micro_batches=generator.num_micro_batch,
+                samples=args.odb_samples_per_update,
+            )
+        )
+        progress = generator.progress
+        if generator.resumed:
+            logger.info_rank0(
+                f"Online Dynamic Batching: {progress.in_epoch:,} of {progress.dataset_size:,} samples of epoch "
+                f"{state.epoch + 1} are done; they are left out without being read."
+            )
+
+    def on_epoch_begin(self, args: Any, state: Any, **_: Any) -> None:
+        self._record.open_epoch()
+
+    def on_step_end(self, args: Any, state: Any, **_: Any) -> None:
+        self._generator.update_done()
+
+    def on_log(self, args: Any, state: Any, logs: dict[str, Any], **_: Any) -> None:
+        logs.update({PREFIX + name: value for name, value in self._record.meter.figures().items()})
+        logs[PREFIX + "epoch"] = round(self._generator.progress.epoch, 6)
+
+    def on_epoch_end(self, args: Any, state: Any, **_: Any) -> None:
+        self._record.close_epoch(None)  # of an epoch that max_steps ended
+
+    def on_train_end(self, args: Any, state: Any, **_: Any) -> None:
+        generator, progress = self._generator, self._generator.progress
+        known = {
+            "epochs": round(progress.epoch, 6),
+            "token_budget": generator.config.token_budget,
+            "token_budget_auto": None,
+            "depth": generator.config.depth,
+            "world_size": generator.loader.world_size,
+            "dataset_size": progress.dataset_size,
+            "odb_samples_per_update": args.odb_samples_per_update,
+            "updates": progress.updates,
+        }
+        first = DistributedInterface().get_rank() == 0
+        summary = self._record.finish(known, write=first)
+        logger.info_rank0(in_words(summary, self._record.audit.directory))
+
+    @property
+    def _record(self) -> Any:
+        assert self._generator.record is not None
+        return self._generator.record

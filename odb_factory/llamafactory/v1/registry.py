@@ -1,0 +1,40 @@
+"""v1's registry of batching strategies, in the two shapes that it has had."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from odb_factory.llamafactory.hooks import SeamError, tested_with
+
+METHODS = ("get_data_provider_batch_size", "compute_length", "fill_buffer", "generate_batch")
+"""What `BatchGenerator` asks of a strategy."""
+
+
+def register_strategy(plugin: Any, name: str, methods: type) -> None:
+    """Register `methods`, a class of static methods, as the strategy `name`.
+
+    LLaMA-Factory 0.9.5 registers functions, each under the name of its method; its successor registers one object under
+    the name of the strategy, such as a class with static methods.
+
+    Args:
+        plugin: `BatchingPlugin`.
+        name: of the strategy, as recipes say it.
+        methods: has `METHODS`.
+
+    Raises:
+        SeamError: a registry of another shape.
+    """
+    register = plugin(name).register
+    parameters = [p for p in inspect.signature(register).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    if not parameters:
+        register()(methods)
+    elif [p.name for p in parameters] == ["method_name"]:
+        for method in METHODS:
+            register(method)(getattr(methods, method))
+    else:
+        signature = f"register({', '.join(map(str, parameters))})"
+        raise SeamError(
+            f"odb: {plugin.__module__}.{plugin.__name__} has {signature}, which is neither a registry of methods nor "
+            f"of classes; {tested_with()}; install a tested version, or remove odb-factory."
+        )

@@ -1,0 +1,90 @@
+"""v1's SFT trainer with Online Dynamic Batching."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import torch
+from llamafactory.v1.core.utils.checkpoint import resolve_resume_checkpoint_path
+from llamafactory.v1.plugins.trainer_plugins.batching import BatchingPlugin
+from llamafactory.v1.trainers.sft_trainer import SFTTrainer
+from llamafactory.v1.utils import logging
+
+from odb_factory.llamafactory.hooks import V1_GENERATOR, registry, resume, untested_version
+from odb_factory.llamafactory.v1 import LOGGER
+from odb_factory.llamafactory.v1.arguments import STRATEGY
+from odb_factory.llamafactory.v1.callback import OdbCallback
+from odb_factory.llamafactory.v1.generator import OdbBatchGenerator
+from odb_factory.llamafactory.v1.registry import register_strategy
+from odb_factory.llamafactory.v1.strategy import OdbBatching
+
+logger = logging.get_logger(LOGGER)
+
+
+def register() -> None:
+    """Make v1's registry know the strategy `odb`."""
+    register_strategy(BatchingPlugin, STRATEGY, OdbBatching)
+
+
+class OdbSFTTrainer(SFTTrainer):
+    """v1's `SFTTrainer` with `batching_strategy: odb`; for any other strategy, a stock one is made instead.
+
+    v1 weighs each micro-batch by its targets among those of the update over all ranks, which is the loss per target
+    whatever the sizes of micro-batches, and zero for a filler; nothing of that is touched.
+    """
+
+    train_batch_generator: OdbBatchGenerator
+
+    def __new__(cls, args: Any, *rest: Any, **kwargs: Any) -> Any:
+        if args.batching_strategy != STRATEGY:
+            return SFTTrainer(args, *rest, **kwargs)
+        return super().__new__(cls)
+
+    def __init__(self, args: Any, *rest: Any, **kwargs: Any) -> None:
+        if untested := untested_version():
+            logger.warning_rank0(f"batching_strategy: {STRATEGY} was {untested}; check what it does.")
+        super().__init__(args, *rest, **kwargs)
+        if args.resume_from_checkpoint and self.global_step and not self.train_batch_generator.resumed:
+            self._resume_new_rank()
+        self.callback_handler.callbacks.insert(0, OdbCallback(self.train_batch_generator))
+
+    def _create_batch_generator(self) -> None:
+        ours = functools.partial(OdbBatchGenerator, trainer=self)
+        with registry.replaced({V1_GENERATOR: ours}):
+            super()._create_batch_generator()
+        config = self.train_batch_generator.config
+        if config.token_budget < self.args.cutoff_len and config.overlong == "keep":
+            logger.warning_rank0(
+                f"odb_token_budget {config.token_budget} is below cutoff_len {self.args.cutoff_len}: samples longer "
+                "than the budget are trained on alone, in micro-batches above it."
+            )
+        if self.args.lr_scheduler_config is not None and not self.args.max_steps:
+            logger.warning_rank0(
+                f"batching_strategy: {STRATEGY} knows the number of updates when the run ends; the learning rate "
+                f"schedule {self.args.lr_scheduler_config.name!r} gets an estimate, unless max_steps is given."
+            )
+
+    def _resume_new_rank(self) -> None:
+        """v1 saves a file for each rank; one that was not there then takes that of rank 0, which has all of it."""
+        directory = resolve_resume_checkpoint_path(self.args.resume_from_checkpoint, self.args.output_dir)
+        path = os.path.join(directory, "dataloader", "rank_0.pt")
+        if not os.path.exists(path):
+            raise ValueError(
+                f"the checkpoint {directory} has no {path}, so it does not say which samples are done; resume from "
+                "another one, or start anew."
+            )
+        self.train_batch_generator.load_state_dict(torch.load(path, map_location="cpu", weights_only=False))
+        self.state.epoch = self._resume_epoch
+        self.state.num_training_steps = self.num_training_steps
+
+    def fit(self) -> None:
+        """Train the model. The loader's processes end with it, however it ends."""
+        try:
+            super().fit()
+        finally:
+            self.train_batch_generator.close()
+
+
+resume()

@@ -1,0 +1,129 @@
+"""`USE_V1=1 llamafactory-cli train` with `batching_strategy: odb`, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from odb_factory.demo import DemoPaths
+from tests.llamafactory.cli import Finished
+from tests.llamafactory.v1.helpers import SIZE, audits, check_exactly_once, continued, data_of, train_v1
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def data(demo: DemoPaths, tmp_path_factory: pytest.TempPathFactory) -> str:
+    rows = json.loads((demo.data / "odb_demo_text.json").read_text(encoding="utf-8"))
+    return data_of(tmp_path_factory.mktemp("v1"), rows[:SIZE])
+
+
+@pytest.fixture(scope="module")
+def recipe(data: str, text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return {
+        "model": str(text_model),
+        "train_dataset": data,
+        "template": "qwen3_nothink",
+        "output_dir": str(tmp_path_factory.mktemp("runs") / "out"),
+        "batching_strategy": "odb",
+        "odb_token_budget": 1024,
+        "odb_depth": 8,
+        "odb_audit": True,
+        "odb_timeout": 60,
+        "cutoff_len": 512,
+        "batching_workers": 1,
+        "num_train_epochs": 2,
+        "enable_activation_checkpointing": False,
+        "bf16": False,
+    }
+
+
+@pytest.fixture(scope="module")
+def two_ranks(recipe: dict[str, Any]) -> Finished:
+    """Two epochs on two ranks, two micro-batches an update, a checkpoint every second update."""
+    more = {"output_dir": recipe["output_dir"] + "-2", "micro_batch_size": 2, "global_batch_size": 8, "save_steps": 2}
+    return train_v1({**recipe, **more}, ranks=2)
+
+
+def check_end(run: Finished, updates: int) -> None:
+    """The log and the summary end where the run does."""
+    log, summary = run.lines("trainer_log.jsonl"), run.json("odb_summary.json")
+    assert [line["step"] for line in log] == list(range(1, updates + 1))
+    assert log[-1]["total_steps"] == updates
+    assert log[-1]["odb/epoch"] == 2
+    assert log[-1]["odb/samples_per_second"] > 0
+    assert summary["updates"] == updates
+    assert (summary["samples"], summary["repeated"], summary["epochs"]) == (2 * SIZE, 0, 2)
+    assert (run.output / "odb_report.png").stat().st_size > 10_000
+    assert run.log.count("Online Dynamic Batching: up to") == 1
+    assert run.log.count("Online Dynamic Batching, all ranks:") == 1
+    assert (run.output / "model.safetensors").exists()
+
+
+def test_one_rank(recipe: dict[str, Any]) -> None:
+    """Checkpoints follow the samples with `save_epochs`, since nobody knows the number of updates."""
+    more = {"output_dir": recipe["output_dir"] + "-1", "save_epochs": 1.0}
+    run = train_v1({**recipe, **more})
+    (lines,) = check_exactly_once(run, ranks=1, epochs=2)
+    check_end(run, lines[-1]["update"])
+    ends = {
+        line["update"]
+        for line, after in zip(lines, [*lines[1:], {"epoch": 2}], strict=True)
+        if after["epoch"] != line["epoch"]
+    }
+    saved = {int(path.name.removeprefix("checkpoint-")) for path in run.output.glob("checkpoint-*")}
+    assert saved == ends
+    assert len(ends) == 2
+
+
+def test_two_ranks_with_several_micro_batches_an_update(two_ranks: Finished) -> None:
+    first, _ = check_exactly_once(two_ranks, ranks=2, epochs=2)
+    check_end(two_ranks, first[-1]["update"])
+    for rank in audits(two_ranks, 2):
+        assert [line["update"] for line in rank] == [1 + k // 2 for k in range(len(rank))]
+        assert all(line["padded_tokens"] <= 1024 or len(line["indices"]) == 1 for line in rank)
+
+
+def test_fsdp2_on_two_ranks(recipe: dict[str, Any]) -> None:
+    more = {"output_dir": recipe["output_dir"] + "-fsdp2", "dist_config": {"name": "fsdp2"}, "num_train_epochs": 2}
+    run = train_v1({**recipe, **more}, ranks=2)
+    check_exactly_once(run, ranks=2, epochs=2)
+
+
+@pytest.mark.parametrize("ranks", [2, 1, 3])
+def test_resumed_by_other_ranks_too(recipe: dict[str, Any], two_ranks: Finished, tmp_path: Path, ranks: int) -> None:
+    """A run that stopped after its second update goes on with exactly the samples that are left."""
+    more = {"micro_batch_size": 2, "global_batch_size": 4 * ranks, "num_train_epochs": 2}
+    run = train_v1({**recipe, **more, **continued(two_ranks, 2, tmp_path / "out")}, ranks=ranks)
+    before = [line for rank in audits(two_ranks, 2) for line in rank if line["update"] <= 2]
+    summary = run.json("odb_summary.json")
+    assert (summary["samples"], summary["repeated"], summary["unique"], summary["epochs"]) == (2 * SIZE, 0, SIZE, 2)
+    if ranks == 2:
+        check_exactly_once(run, ranks=2, epochs=2)
+    after = [line for rank in audits(run, ranks) for line in rank if line["update"] > 2]
+    kept = {i for line in before for i in line["indices"]}
+    again = [i for line in after if line["epoch"] == 0 for i in line["indices"]]
+    assert sorted([*kept, *again]) == list(range(SIZE))
+
+
+def test_a_finished_run_has_nothing_left(recipe: dict[str, Any], two_ranks: Finished, tmp_path: Path) -> None:
+    last = max(int(path.name.removeprefix("checkpoint-")) for path in two_ranks.output.glob("checkpoint-*"))
+    updates = two_ranks.json("odb_summary.json")["updates"]
+    more = {"micro_batch_size": 2, "global_batch_size": 8}
+    run = train_v1({**recipe, **more, **continued(two_ranks, last, tmp_path / "out")}, ranks=2)
+    assert run.json("odb_summary.json")["updates"] == updates
+    check_exactly_once(run, ranks=2, epochs=2)
+
+
+def test_max_steps_end_a_run(recipe: dict[str, Any]) -> None:
+    more = {"output_dir": recipe["output_dir"] + "-steps", "max_steps": 3, "odb_samples_per_update": 6}
+    run = train_v1({**recipe, **more})
+    lines = run.audit()
+    assert lines[-1]["update"] == 3
+    for update in (1, 2, 3):
+        assert sum(len(line["indices"]) for line in lines if line["update"] == update) >= 6
+    assert run.lines("trainer_log.jsonl")[-1]["total_steps"] == 3
+    assert run.json("odb_summary.json")["updates"] == 3
