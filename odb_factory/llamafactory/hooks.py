@@ -100,9 +100,11 @@ V1_GENERATOR = Seam(
     ("dataset", "renderer", "micro_batch_size", "global_batch_size", "cutoff_len", "batching_strategy"),
 )
 
-V1_SEAMS = (V1_ARGS, V1_TRAINER, V1_GENERATOR)
-"""The seams of v1: the first two are touched on import, the last while a trainer with `batching_strategy: odb` is made.
-"""
+V1_SYNCHRONIZE = Seam("llamafactory.v1.accelerator.helper", "synchronize")
+
+V1_SEAMS = (V1_ARGS, V1_TRAINER, V1_GENERATOR, V1_SYNCHRONIZE)
+"""The seams of v1: the first two are touched on import, the third while a trainer with `batching_strategy: odb` is
+made, the last while it trains on CPUs."""
 
 
 class Registry:

@@ -201,7 +201,7 @@ def test_help_lists_and_explains_every_field() -> None:
     from transformers import HfArgumentParser
 
     shown = " ".join(HfArgumentParser(parser._TRAIN_ARGS).format_help().split())
-    details = shown[shown.index("--odb [ODB]", shown.index("options:")) :]
+    details = shown[shown.index("--odb_token_budget", shown.index("options:")) :]
     for field in dataclasses.fields(OdbFinetuningArguments):
         if field.name not in FIELDS:
             continue

@@ -31,7 +31,7 @@ class OdbTrainingArguments(OdbFields, TrainingArguments):
     """v1's training arguments, and ours. Without `batching_strategy: odb` those have no effect."""
 
     batching_strategy: Strategy = field(default=BatchingStrategy.NORMAL, metadata=_HELP["batching_strategy"])
-    odb_token_budget: int | None = option(
+    odb_token_budget: int | None = option(  # type: ignore[assignment]  # `auto` is for v0
         None,
         "Most padded tokens in a micro-batch. Default: micro_batch_size x cutoff_len, the worst case that the "
         "fixed-batch recipe fits.",

@@ -26,15 +26,15 @@ def register_strategy(plugin: Any, name: str, methods: type) -> None:
         SeamError: a registry of another shape.
     """
     register = plugin(name).register
-    parameters = [p for p in inspect.signature(register).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    if not parameters:
+    signature = inspect.signature(register)
+    if not signature.parameters:
         register()(methods)
-    elif [p.name for p in parameters] == ["method_name"]:
+    elif list(signature.parameters) == ["method_name"]:
         for method in METHODS:
             register(method)(getattr(methods, method))
     else:
-        signature = f"register({', '.join(map(str, parameters))})"
+        where = f"{plugin.__module__}.{plugin.__name__}"
         raise SeamError(
-            f"odb: {plugin.__module__}.{plugin.__name__} has {signature}, which is neither a registry of methods nor "
-            f"of classes; {tested_with()}; install a tested version, or remove odb-factory."
+            f"odb: {where} has register{signature}, which is neither a registry of methods nor of classes; "
+            f"{tested_with()}; install a tested version, or remove odb-factory."
         )

@@ -12,7 +12,7 @@ from llamafactory.v1.plugins.trainer_plugins.batching import BatchingPlugin
 from llamafactory.v1.trainers.sft_trainer import SFTTrainer
 from llamafactory.v1.utils import logging
 
-from odb_factory.llamafactory.hooks import V1_GENERATOR, registry, resume, untested_version
+from odb_factory.llamafactory.hooks import V1_GENERATOR, V1_SYNCHRONIZE, registry, resume, untested_version
 from odb_factory.llamafactory.v1 import LOGGER
 from odb_factory.llamafactory.v1.arguments import STRATEGY
 from odb_factory.llamafactory.v1.callback import OdbCallback
@@ -81,8 +81,11 @@ class OdbSFTTrainer(SFTTrainer):
 
     def fit(self) -> None:
         """Train the model. The loader's processes end with it, however it ends."""
+        # torch.accelerator.synchronize looks for the GPU that torch was built for, and fails on several ranks of CPUs
+        on_cpus = {V1_SYNCHRONIZE: lambda: None} if self.device.type == "cpu" else {}
         try:
-            super().fit()
+            with registry.replaced(on_cpus):
+                super().fit()
         finally:
             self.train_batch_generator.close()
 

@@ -66,7 +66,7 @@ def test_updates_equal_the_reference(demo: DemoPaths, text_model: Path, tmp_path
     cut = [{key: sample[key][:256] for key in ("input_ids", "labels")} for sample in rendered]
     model = AutoModelForCausalLM.from_pretrained(text_model, dtype=torch.float32)
     log = run.lines("trainer_log.jsonl")
-    assert len(log) > 3
+    assert len(log) >= 3
     for entry in log:
         indices = [i for line in lines if line["update"] == entry["step"] for i in line["indices"]]
         loss, norm = reference(model, [cut[i] for i in indices])

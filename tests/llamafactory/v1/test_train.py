@@ -63,20 +63,21 @@ def check_end(run: Finished, updates: int) -> None:
     assert (run.output / "model.safetensors").exists()
 
 
-def test_one_rank(recipe: dict[str, Any]) -> None:
+@pytest.fixture(scope="module")
+def one_rank(recipe: dict[str, Any]) -> Finished:
+    """Two epochs on one rank, a checkpoint at the end of each."""
+    return train_v1({**recipe, "output_dir": recipe["output_dir"] + "-1", "save_epochs": 1.0})
+
+
+def checkpoints(run: Finished) -> list[int]:
+    return sorted(int(path.name.removeprefix("checkpoint-")) for path in run.output.glob("checkpoint-*"))
+
+
+def test_one_rank(one_rank: Finished) -> None:
     """Checkpoints follow the samples with `save_epochs`, since nobody knows the number of updates."""
-    more = {"output_dir": recipe["output_dir"] + "-1", "save_epochs": 1.0}
-    run = train_v1({**recipe, **more})
-    (lines,) = check_exactly_once(run, ranks=1, epochs=2)
-    check_end(run, lines[-1]["update"])
-    ends = {
-        line["update"]
-        for line, after in zip(lines, [*lines[1:], {"epoch": 2}], strict=True)
-        if after["epoch"] != line["epoch"]
-    }
-    saved = {int(path.name.removeprefix("checkpoint-")) for path in run.output.glob("checkpoint-*")}
-    assert saved == ends
-    assert len(ends) == 2
+    (lines,) = check_exactly_once(one_rank, ranks=1, epochs=2)
+    check_end(one_rank, lines[-1]["update"])
+    assert checkpoints(one_rank) == [max(line["update"] for line in lines if line["epoch"] == e) for e in (0, 1)]
 
 
 def test_two_ranks_with_several_micro_batches_an_update(two_ranks: Finished) -> None:
@@ -109,13 +110,18 @@ def test_resumed_by_other_ranks_too(recipe: dict[str, Any], two_ranks: Finished,
     assert sorted([*kept, *again]) == list(range(SIZE))
 
 
-def test_a_finished_run_has_nothing_left(recipe: dict[str, Any], two_ranks: Finished, tmp_path: Path) -> None:
-    last = max(int(path.name.removeprefix("checkpoint-")) for path in two_ranks.output.glob("checkpoint-*"))
-    updates = two_ranks.json("odb_summary.json")["updates"]
-    more = {"micro_batch_size": 2, "global_batch_size": 8}
-    run = train_v1({**recipe, **more, **continued(two_ranks, last, tmp_path / "out")}, ranks=2)
-    assert run.json("odb_summary.json")["updates"] == updates
-    check_exactly_once(run, ranks=2, epochs=2)
+@pytest.mark.parametrize("epochs_done", [1, 2])
+def test_resumed_between_epochs_and_after_the_last(
+    recipe: dict[str, Any], one_rank: Finished, tmp_path: Path, epochs_done: int
+) -> None:
+    saved = checkpoints(one_rank)[epochs_done - 1]
+    run = train_v1({**recipe, **continued(one_rank, saved, tmp_path / "out")})
+    (lines,) = check_exactly_once(run, ranks=1, epochs=2)
+    assert lines[:saved] == one_rank.audit()[:saved]
+    summary = run.json("odb_summary.json")
+    assert (summary["samples"], summary["repeated"], summary["epochs"]) == (2 * SIZE, 0, 2)
+    if epochs_done == 2:
+        assert summary["updates"] == saved == lines[-1]["update"], "nothing was left to do"
 
 
 def test_max_steps_end_a_run(recipe: dict[str, Any]) -> None:
