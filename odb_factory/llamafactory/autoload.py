@@ -11,6 +11,7 @@ import importlib.machinery
 import os
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 DISABLE_VARIABLE = "ODB_FACTORY_DISABLE"
 """Set to 1 to leave LLaMA-Factory alone."""
@@ -34,6 +35,12 @@ def find_spec(name: str, path: Sequence[str] | None) -> importlib.machinery.Modu
 class _HookingLoader(importlib.abc.Loader):
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else loaders can do, such as `get_code` for `python -m`."""
+        if name == "_loader":  # not there yet
+            raise AttributeError(name)
+        return getattr(self._loader, name)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)

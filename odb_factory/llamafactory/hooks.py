@@ -93,6 +93,7 @@ V1_ARGS = Seam(
     "TrainingArguments",
     ("batching_strategy", "micro_batch_size", "cutoff_len", "num_train_epochs", "max_steps", "save_epochs", "seed"),
 )
+V1_BATCHING = Seam("llamafactory.v1.plugins.trainer_plugins.batching", "BatchingPlugin", ("name",))
 V1_TRAINER = Seam("llamafactory.v1.trainers.sft_trainer", "SFTTrainer", ("args", "model", "renderer", "train_dataset"))
 V1_GENERATOR = Seam(
     "llamafactory.v1.core.base_trainer",
@@ -103,8 +104,8 @@ V1_GENERATOR = Seam(
 V1_SYNCHRONIZE = Seam("llamafactory.v1.accelerator.helper", "synchronize")
 
 V1_SEAMS = (V1_ARGS, V1_TRAINER, V1_GENERATOR, V1_SYNCHRONIZE)
-"""The seams of v1: the first two are touched on import, the third while a trainer with `batching_strategy: odb` is
-made, the last while it trains on CPUs."""
+"""The seams of v1, beside the registry at `V1_BATCHING`: the first two are touched on import, the third while a trainer
+with `batching_strategy: odb` is made, the last while it trains on CPUs."""
 
 
 class Registry:
@@ -211,7 +212,17 @@ def _extend_v1_arguments(module: ModuleType) -> None:
         registry.install(V1_ARGS, ours)
 
 
-def _register_in_v1(module: ModuleType) -> None:
+def _register_in_v1(_: ModuleType) -> None:
+    plugin = V1_BATCHING.check()
+
+    from odb_factory.llamafactory.v1.arguments import STRATEGY
+    from odb_factory.llamafactory.v1.registry import register_strategy
+    from odb_factory.llamafactory.v1.strategy import OdbBatching
+
+    register_strategy(plugin, STRATEGY, OdbBatching)
+
+
+def _replace_v1_trainer(module: ModuleType) -> None:
     V1_TRAINER.check()
     V1_GENERATOR.check()
 
@@ -221,7 +232,6 @@ def _register_in_v1(module: ModuleType) -> None:
     if ours is None:
         _waiting.append(module)
     else:
-        trainer.register()
         registry.install(V1_TRAINER, ours)
 
 
@@ -229,6 +239,7 @@ _HOOKS = {
     TRAIN_ARGS.module: _extend_arguments,
     RUN_SFT.module: _replace_run,
     V1_ARGS.module: _extend_v1_arguments,
-    V1_TRAINER.module: _register_in_v1,
+    V1_BATCHING.module: _register_in_v1,
+    V1_TRAINER.module: _replace_v1_trainer,
 }
 """What is done when a module is imported; `odb_factory_hook.pth` names the same modules."""

@@ -24,6 +24,9 @@ from odb_factory.trainer.telemetry import Meter, figures_of, make_reduce
 
 logger = logging.get_logger("transformers.odb_factory")
 
+MUCH_PADDING = 0.3
+"""Share of padding above which the end of a run says what to do about it."""
+
 
 class RunRecord:
     """The audit and the meter of this rank, closed, saved and summed with those of the others.
@@ -201,3 +204,35 @@ def no_samples(loader: OdbDataLoader) -> str:
     dropped = loader.epoch_ends[-1].dropped[:3] if loader.epoch_ends else ()
     examples = "; ".join(f"{d.index}: {d.reason}" for d in dropped)
     return f"this epoch has no valid sample: all {len(loader.dataset)} were dropped ({examples}); check the data set."
+
+
+def advice(summary: Mapping[str, Any], config: OdbConfig, loader: OdbDataLoader | None) -> list[str]:
+    """What a run that is done should be told: one sentence each, with the remedy.
+
+    Args:
+        summary: of the run.
+        config: of the run.
+        loader: of the run.
+    """
+    wanted, per_step = summary["odb_samples_per_update"], summary["samples_per_step"]
+    window_bytes = (loader.window_bytes if loader is not None else None) or 0
+    found = (
+        (
+            summary["short_windows"] > 0,
+            f"odb_window_bytes ({window_bytes / 2**20:,.1f} MiB) kept {summary['short_windows']:,} of "
+            f"{summary['rounds'] * summary['world_size']:,} windows below odb_depth, which costs padding; raise it if "
+            "the host has the memory.",
+        ),
+        (
+            wanted is not None and per_step > wanted,
+            f"odb_samples_per_update {wanted} had no effect: a step of all ranks has {per_step:.1f} samples already; "
+            "lower odb_token_budget, or set odb_max_samples (of a rank's micro-batch).",
+        ),
+        (
+            summary["padding"] > MUCH_PADDING,
+            f"{summary['padding']:.0%} of the padded tokens were padding: the windows hold too few samples for steps "
+            f"of {config.token_budget:,} tokens; lower odb_token_budget or raise odb_depth (`odb-factory plan` "
+            "compares them).",
+        ),
+    )
+    return [sentence for applies, sentence in found if applies]

@@ -15,13 +15,10 @@ from odb_factory.trainer.bar import HeaderFilter, SamplesBar
 from odb_factory.trainer.base import TrainerBase
 from odb_factory.trainer.callback import OdbCallback
 from odb_factory.trainer.progress import SampleProgress
-from odb_factory.trainer.record import RunRecord, announcement, in_words
+from odb_factory.trainer.record import RunRecord, advice, announcement, in_words
 from odb_factory.trainer.telemetry import PREFIX
 
 logger = logging.get_logger("transformers.odb_factory")
-
-MUCH_PADDING = 0.3
-"""Share of padding above which the end of a run says what to do about it."""
 
 
 class ReportingMixin(TrainerBase):
@@ -104,38 +101,6 @@ class ReportingMixin(TrainerBase):
         self.odb_summary = self._odb_record.finish(known, write=self.is_world_process_zero())
         if self.is_world_process_zero():
             logger.info(in_words(self.odb_summary, self._odb_record.audit.directory))
-            for applies, sentence in (
-                (self.odb_summary["short_windows"] > 0, self._odb_short_windows),
-                (self._odb_too_large_steps(), self._odb_large_steps),
-                (self.odb_summary["padding"] > MUCH_PADDING, self._odb_much_padding),
-            ):
-                if applies:
-                    logger.warning(f"Online Dynamic Batching: {sentence()}")
+            for sentence in advice(self.odb_summary, self.odb_config, self._odb_loader):
+                logger.warning(f"Online Dynamic Batching: {sentence}")
         return output
-
-    def _odb_much_padding(self) -> str:
-        return (
-            f"{self.odb_summary['padding']:.0%} of the padded tokens were padding: the windows hold too few samples "
-            f"for steps of {self.odb_config.token_budget:,} tokens; lower odb_token_budget or raise odb_depth "
-            "(`odb-factory plan` compares them)."
-        )
-
-    def _odb_too_large_steps(self) -> bool:
-        wanted = self._odb_samples_per_update
-        return wanted is not None and self.odb_summary["samples_per_step"] > wanted
-
-    def _odb_large_steps(self) -> str:
-        return (
-            f"odb_samples_per_update {self._odb_samples_per_update} had no effect: a step of all ranks has "
-            f"{self.odb_summary['samples_per_step']:.1f} samples already; lower odb_token_budget, or set "
-            "odb_max_samples (of a rank's micro-batch)."
-        )
-
-    def _odb_short_windows(self) -> str:
-        assert self._odb_loader is not None
-        rounds = self.odb_summary["rounds"] * self.args.world_size
-        return (
-            f"odb_window_bytes ({(self._odb_loader.window_bytes or 0) / 2**20:,.1f} MiB) kept "
-            f"{self.odb_summary['short_windows']:,} of {rounds:,} windows below odb_depth, which costs padding; raise "
-            "it if the host has the memory."
-        )

@@ -64,6 +64,10 @@ class OdbTrainingArguments(OdbFields, TrainingArguments):
                 "needs whole samples on each rank, so dist_config must not have a cp_size above 1; set it to 1.",
             ),
             (
+                self.save_epochs is not None and not self.save_epochs > 0,
+                f"needs save_epochs above 0, not {self.save_epochs!r}; remove it, or give a number of epochs.",
+            ),
+            (
                 self.odb_idle == "skip",
                 "needs as many micro-batches on each rank; remove odb_idle: skip.",
             ),

@@ -10,7 +10,7 @@ from llamafactory.v1.utils.callbacks import TrainerCallback
 
 from odb_factory.llamafactory.v1 import LOGGER
 from odb_factory.llamafactory.v1.generator import OdbBatchGenerator
-from odb_factory.trainer.record import announcement, in_words
+from odb_factory.trainer.record import advice, announcement, in_words
 from odb_factory.trainer.telemetry import PREFIX
 
 logger = logging.get_logger(LOGGER)
@@ -73,6 +73,8 @@ class OdbCallback(TrainerCallback):
         first = DistributedInterface().get_rank() == 0
         summary = self._record.finish(known, write=first)
         logger.info_rank0(in_words(summary, self._record.audit.directory))
+        for sentence in advice(summary, generator.config, generator.loader):
+            logger.warning_rank0(f"Online Dynamic Batching: {sentence}")
 
     @property
     def _record(self) -> Any:

@@ -47,7 +47,7 @@ class OdbBatchGenerator(BatchGenerator):
         super().__init__(*args, **kwargs)
 
     def _init_data_provider(self) -> None:
-        if len(self.dataset) == -1:
+        if getattr(self.dataset, "streaming", False):
             raise ValueError(
                 f"batching_strategy: {STRATEGY} does not support streaming, since an epoch must be known to train on "
                 "each sample once; remove streaming."

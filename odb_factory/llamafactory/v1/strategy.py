@@ -84,7 +84,7 @@ class OdbBatching:
 
     @staticmethod
     def compute_length(data_provider: Any, batch_info: Any) -> int:
-        """Updates of an epoch, as long as nothing is known: those of fixed batches, of which there are not fewer."""
+        """Updates of an epoch, as long as nothing is known: those of fixed batches."""
         update = _update_of(batch_info)
         fixed = batch_info["micro_batch_size"] * batch_info["num_micro_batch"] * data_provider.loader.world_size
         return -(-len(data_provider) // (update.samples or fixed))

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from llamafactory.v1.core.utils.checkpoint import resolve_resume_checkpoint_path
-from llamafactory.v1.plugins.trainer_plugins.batching import BatchingPlugin
 from llamafactory.v1.trainers.sft_trainer import SFTTrainer
 from llamafactory.v1.utils import logging
 
@@ -17,19 +16,12 @@ from odb_factory.llamafactory.v1 import LOGGER
 from odb_factory.llamafactory.v1.arguments import STRATEGY
 from odb_factory.llamafactory.v1.callback import OdbCallback
 from odb_factory.llamafactory.v1.generator import OdbBatchGenerator
-from odb_factory.llamafactory.v1.registry import register_strategy
-from odb_factory.llamafactory.v1.strategy import OdbBatching
 
 logger = logging.get_logger(LOGGER)
 
 
-def register() -> None:
-    """Make v1's registry know the strategy `odb`."""
-    register_strategy(BatchingPlugin, STRATEGY, OdbBatching)
-
-
 class OdbSFTTrainer(SFTTrainer):
-    """v1's `SFTTrainer` with `batching_strategy: odb`; for any other strategy, a stock one is made instead.
+    """v1's `SFTTrainer`, with Online Dynamic Batching where `batching_strategy` is `odb`; else it does nothing more.
 
     v1 weighs each micro-batch by its targets among those of the update over all ranks, which is the loss per target
     whatever the sizes of micro-batches, and zero for a filler; nothing of that is touched.
@@ -37,20 +29,22 @@ class OdbSFTTrainer(SFTTrainer):
 
     train_batch_generator: OdbBatchGenerator
 
-    def __new__(cls, args: Any, *rest: Any, **kwargs: Any) -> Any:
-        if args.batching_strategy != STRATEGY:
-            return SFTTrainer(args, *rest, **kwargs)
-        return super().__new__(cls)
-
     def __init__(self, args: Any, *rest: Any, **kwargs: Any) -> None:
+        self._online = args.batching_strategy == STRATEGY
+        if not self._online:
+            super().__init__(args, *rest, **kwargs)
+            return
         if untested := untested_version():
             logger.warning_rank0(f"batching_strategy: {STRATEGY} was {untested}; check what it does.")
         super().__init__(args, *rest, **kwargs)
-        if args.resume_from_checkpoint and self.global_step and not self.train_batch_generator.resumed:
-            self._resume_new_rank()
+        if args.resume_from_checkpoint and self.global_step:
+            self._resume_samples()
         self.callback_handler.callbacks.insert(0, OdbCallback(self.train_batch_generator))
 
     def _create_batch_generator(self) -> None:
+        if not self._online:
+            super()._create_batch_generator()
+            return
         ours = functools.partial(OdbBatchGenerator, trainer=self)
         with registry.replaced({V1_GENERATOR: ours}):
             super()._create_batch_generator()
@@ -60,14 +54,16 @@ class OdbSFTTrainer(SFTTrainer):
                 f"odb_token_budget {config.token_budget} is below cutoff_len {self.args.cutoff_len}: samples longer "
                 "than the budget are trained on alone, in micro-batches above it."
             )
-        if self.args.lr_scheduler_config is not None and not self.args.max_steps:
+        schedule = self.args.lr_scheduler_config
+        if schedule is not None and not self.args.max_steps:
             logger.warning_rank0(
-                f"batching_strategy: {STRATEGY} knows the number of updates when the run ends; the learning rate "
-                f"schedule {self.args.lr_scheduler_config.name!r} gets an estimate, unless max_steps is given."
+                f"batching_strategy: {STRATEGY} knows the number of updates when the run ends: the learning rate "
+                f"schedule {schedule.name!r} gets that of fixed batches, {len(self.train_batch_generator):,} an epoch, "
+                "which may be several times too many; give max_steps."
             )
 
-    def _resume_new_rank(self) -> None:
-        """v1 saves a file for each rank; one that was not there then takes that of rank 0, which has all of it."""
+    def _resume_samples(self) -> None:
+        """v1 loads the file of each rank; that of rank 0 has all of it, and others may be missing or of another run."""
         directory = resolve_resume_checkpoint_path(self.args.resume_from_checkpoint, self.args.output_dir)
         path = os.path.join(directory, "dataloader", "rank_0.pt")
         if not os.path.exists(path):
@@ -81,6 +77,9 @@ class OdbSFTTrainer(SFTTrainer):
 
     def fit(self) -> None:
         """Train the model. The loader's processes end with it, however it ends."""
+        if not self._online:
+            super().fit()
+            return
         # torch.accelerator.synchronize looks for the GPU that torch was built for, and fails on several ranks of CPUs
         on_cpus = {V1_SYNCHRONIZE: lambda: None} if self.device.type == "cpu" else {}
         try:

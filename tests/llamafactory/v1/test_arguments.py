@@ -76,6 +76,7 @@ def test_what_stock_refuses_is_refused_alike() -> None:
         ({"odb_depth": 0}, "odb_depth must be a positive integer, got 0"),
         ({"odb_audit": "false"}, "odb_audit must be true or false, got 'false'"),
         ({"odb_idle": "skip"}, "odb needs as many micro-batches on each rank; remove odb_idle: skip"),
+        ({"save_epochs": 0}, "needs save_epochs above 0, not 0; remove it"),
         ({"odb_samples_per_update": 0}, "odb_samples_per_update must be a positive integer, got 0"),
         ({"dist_config": {"name": "fsdp2", "cp_size": 2}}, "dist_config must not have a cp_size above 1; set it to 1"),
         (

@@ -56,8 +56,6 @@ def installed() -> Any:
 
 
 def test_the_installed_registry_holds_the_four_methods() -> None:
-    import llamafactory.v1.trainers.sft_trainer  # noqa: F401  (its import registers the strategy)
-
     for method in METHODS:
         assert installed()("odb")[method] is getattr(OdbBatching, method)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,11 @@ def test_fsdp2_on_two_ranks(recipe: dict[str, Any]) -> None:
 def test_resumed_by_other_ranks_too(recipe: dict[str, Any], two_ranks: Finished, tmp_path: Path, ranks: int) -> None:
     """A run that stopped after its second update goes on with exactly the samples that are left."""
     more = {"micro_batch_size": 2, "global_batch_size": 4 * ranks, "num_train_epochs": 2}
-    run = train_v1({**recipe, **more, **continued(two_ranks, 2, tmp_path / "out")}, ranks=ranks)
+    of_second = continued(two_ranks, 2, tmp_path / "out")
+    # as a run that once went on from there with fewer ranks would have left it
+    stale = tmp_path / "out" / "checkpoint-4" / "dataloader" / "rank_1.pt"
+    shutil.copy(stale, tmp_path / "out" / "checkpoint-2" / "dataloader")
+    run = train_v1({**recipe, **more, **of_second}, ranks=ranks)
     before = [line for rank in audits(two_ranks, 2) for line in rank if line["update"] <= 2]
     summary = run.json("odb_summary.json")
     assert (summary["samples"], summary["repeated"], summary["unique"], summary["epochs"]) == (2 * SIZE, 0, SIZE, 2)
