@@ -131,7 +131,10 @@ def test_resumed_between_epochs_and_after_the_last(
 
 def test_max_steps_end_a_run(recipe: dict[str, Any]) -> None:
     more = {"output_dir": recipe["output_dir"] + "-steps", "max_steps": 3, "odb_samples_per_update": 6}
-    run = train_v1({**recipe, **more})
+    run = train_v1({**recipe, **more, "odb_token_budget": 256})
+    assert (
+        "odb_token_budget 256 is below cutoff_len 512: samples longer than the budget are trained on alone" in run.log
+    )
     lines = run.audit()
     assert lines[-1]["update"] == 3
     for update in (1, 2, 3):

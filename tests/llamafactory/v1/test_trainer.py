@@ -38,6 +38,15 @@ def test_a_subclass_with_another_strategy_is_what_its_author_wrote(monkeypatch: 
     assert said == [(args, {"model": 1}), "generator", "fit"]
 
 
+def test_checks_of_stock_stay() -> None:
+    from odb_factory.llamafactory.v1.generator import OdbBatchGenerator
+
+    with pytest.raises(ValueError, match="Drop last must be True"):
+        OdbBatchGenerator([], None, drop_last=False, trainer=None)
+    with pytest.raises(ValueError, match="Global batch size must be divisible by DP size and micro batch size"):
+        OdbBatchGenerator([], None, micro_batch_size=2, global_batch_size=3, trainer=None)
+
+
 PAIR = {"chosen": [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "three"}]}
 PAIR["rejected"] = PAIR["chosen"]
 ROW = {"conversations": [{"from": "human", "value": "How many?"}, {"from": "gpt", "value": "three"}]}
