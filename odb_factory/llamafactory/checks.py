@@ -65,6 +65,16 @@ def token_budget(finetuning_args: Any, data_args: Any, training_args: Any) -> in
     return worst
 
 
+def below_cutoff(config: OdbConfig, cutoff_len: int) -> str | None:
+    """What a user should know where samples may exceed the budget; None: nothing."""
+    if config.token_budget >= cutoff_len or config.overlong != "keep":
+        return None
+    return (
+        f"odb_token_budget {config.token_budget} is below cutoff_len {cutoff_len}: samples longer than the budget are "
+        "trained on alone, in micro-batches above it."
+    )
+
+
 def recipe_config(finetuning_args: Any, data_args: Any, training_args: Any) -> OdbConfig:
     """The `OdbConfig` of a recipe, as far as its fields say it."""
     config: OdbConfig = finetuning_args.odb_config(

@@ -205,11 +205,7 @@ def _extend_v1_arguments(module: ModuleType) -> None:
 
     from odb_factory.llamafactory.v1 import arguments
 
-    ours = getattr(arguments, "OdbTrainingArguments", None)
-    if ours is None:
-        _waiting.append(module)
-    else:
-        registry.install(V1_ARGS, ours)
+    _replace_by_ours(V1_ARGS, arguments, "OdbTrainingArguments", module)
 
 
 def _register_in_v1(_: ModuleType) -> None:
@@ -228,11 +224,15 @@ def _replace_v1_trainer(module: ModuleType) -> None:
 
     from odb_factory.llamafactory.v1 import trainer
 
-    ours = getattr(trainer, "OdbSFTTrainer", None)
-    if ours is None:
-        _waiting.append(module)
+    _replace_by_ours(V1_TRAINER, trainer, "OdbSFTTrainer", module)
+
+
+def _replace_by_ours(seam: Seam, ours: ModuleType, name: str, hooked: ModuleType) -> None:
+    """Put `name` of a module of ours at a seam of the module that was imported; later, if ours is not complete yet."""
+    if hasattr(ours, name):
+        registry.install(seam, getattr(ours, name))
     else:
-        registry.install(V1_TRAINER, ours)
+        _waiting.append(hooked)
 
 
 _HOOKS = {

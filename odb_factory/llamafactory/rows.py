@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 SAMPLED_ROWS = 64
@@ -44,12 +44,17 @@ def fingerprint_rows(rows: Any) -> str:
     """A hash of the number of rows and of the content of up to 64 of them, evenly spread; no media are opened."""
     size = len(rows)
     digest = hashlib.sha256(str(size).encode())
-    last = min(size, SAMPLED_ROWS) - 1
-    for index in (i * (size - 1) // max(1, last) for i in range(last + 1)):
+    for index in sampled(size):
         row = raw_row(rows, index)
         content = [[row[column] for column in TEXT_COLUMNS], [_known(row[column]) for column in MEDIA_COLUMNS]]
         digest.update(json.dumps(content, sort_keys=True, default=str).encode())
     return digest.hexdigest()[:32]
+
+
+def sampled(size: int) -> Iterator[int]:
+    """Indices of up to `SAMPLED_ROWS` rows of `size`, evenly spread."""
+    last = min(size, SAMPLED_ROWS) - 1
+    return (i * (size - 1) // max(1, last) for i in range(last + 1))
 
 
 def media_name(item: Any) -> str:

@@ -10,7 +10,7 @@ import torch
 from llamafactory.extras import logging
 
 from odb_factory.config import OdbConfig
-from odb_factory.llamafactory.checks import check_recipe, check_sharded, recipe_config
+from odb_factory.llamafactory.checks import below_cutoff, check_recipe, check_sharded, recipe_config
 from odb_factory.llamafactory.hooks import PREPROCESS, RUN_SFT, TRAINER, check_version, registry
 from odb_factory.llamafactory.media import pixel_dtype
 from odb_factory.trainer.options import AUTO, check_samples_per_update
@@ -42,11 +42,8 @@ def run_sft(
     check_samples_per_update(finetuning_args.odb_samples_per_update, training_args.gradient_accumulation_steps)
     config = recipe_config(finetuning_args, data_args, training_args)
     auto = finetuning_args.odb_token_budget == AUTO
-    if config.token_budget < data_args.cutoff_len and config.overlong == "keep" and not auto:
-        logger.warning_rank0(
-            f"odb_token_budget {config.token_budget} is below cutoff_len {data_args.cutoff_len}: samples longer than "
-            "the budget are trained on alone, in micro-batches above it."
-        )
+    if not auto and (warning := below_cutoff(config, data_args.cutoff_len)):
+        logger.warning_rank0(warning)
     run = _OdbRun(
         config,
         pixel_dtype(model_args.compute_dtype),

@@ -12,7 +12,6 @@ from llamafactory.v1.config.training_args import TrainingArguments
 from odb_factory.config import OdbConfig
 from odb_factory.llamafactory.fields import OdbFields, option
 from odb_factory.llamafactory.hooks import resume
-from odb_factory.trainer.options import check_samples_per_update
 
 STRATEGY = "odb"
 
@@ -92,7 +91,6 @@ class OdbTrainingArguments(OdbFields, TrainingArguments):
                 f"odb_samples_per_update {self.odb_samples_per_update} and global_batch_size {self.global_batch_size} "
                 "both say when an update closes; remove one of them."
             )
-        check_samples_per_update(self.odb_samples_per_update)
         budget: Any = self.odb_token_budget
         return self.odb_config(
             budget=self.micro_batch_size * self.cutoff_len if budget is None else budget,

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, default_collate
 from odb_factory.core.sample import BadSample
 from odb_factory.llamafactory.media import describe_error, pass_on_machine_error
 from odb_factory.llamafactory.online_dataset import EMPTY, TEMPLATE
-from odb_factory.llamafactory.rows import SAMPLED_ROWS, TEXT_SHOWN, one_line, raw_row
+from odb_factory.llamafactory.rows import TEXT_SHOWN, one_line, raw_row, sampled
 
 MEDIA = ("image_url", "video_url", "audio_url")
 """Types of content that are not text."""
@@ -82,9 +82,8 @@ class RenderedDataset(Dataset[dict[str, Any]]):
         """A hash of the order and of the content of up to 64 samples, evenly spread."""
         places = self._engine.data_index
         digest = hashlib.sha256(repr(places).encode())
-        last = min(len(places), SAMPLED_ROWS) - 1
-        for place in (i * (len(places) - 1) // max(1, last) for i in range(last + 1)):
-            name, row = places[place]
+        for index in sampled(len(places)):
+            name, row = places[index]
             digest.update(json.dumps(raw_row(self._engine.datasets[name], row), sort_keys=True, default=str).encode())
         return digest.hexdigest()[:32]
 

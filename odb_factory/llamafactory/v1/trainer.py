@@ -11,6 +11,7 @@ from llamafactory.v1.core.utils.checkpoint import resolve_resume_checkpoint_path
 from llamafactory.v1.trainers.sft_trainer import SFTTrainer
 from llamafactory.v1.utils import logging
 
+from odb_factory.llamafactory.checks import below_cutoff
 from odb_factory.llamafactory.hooks import V1_GENERATOR, V1_SYNCHRONIZE, registry, resume, untested_version
 from odb_factory.llamafactory.v1 import LOGGER
 from odb_factory.llamafactory.v1.arguments import STRATEGY
@@ -48,12 +49,8 @@ class OdbSFTTrainer(SFTTrainer):
         ours = functools.partial(OdbBatchGenerator, trainer=self)
         with registry.replaced({V1_GENERATOR: ours}):
             super()._create_batch_generator()
-        config = self.train_batch_generator.config
-        if config.token_budget < self.args.cutoff_len and config.overlong == "keep":
-            logger.warning_rank0(
-                f"odb_token_budget {config.token_budget} is below cutoff_len {self.args.cutoff_len}: samples longer "
-                "than the budget are trained on alone, in micro-batches above it."
-            )
+        if warning := below_cutoff(self.train_batch_generator.config, self.args.cutoff_len):
+            logger.warning_rank0(warning)
         schedule = self.args.lr_scheduler_config
         if schedule is not None and not self.args.max_steps:
             logger.warning_rank0(
