@@ -18,6 +18,7 @@ from odb_factory.core.sample import Dropped
 from odb_factory.runtime.loader import OdbDataLoader
 from odb_factory.runtime.messages import EpochEnd, StepInfo
 from odb_factory.trainer.picture import REPORT_NAME, RunPicture, draw, table_of
+from odb_factory.trainer.progress import SampleProgress
 from odb_factory.trainer.report import MOST_NAMED, SUMMARY_NAME, Audit, write_summary
 from odb_factory.trainer.series import Lengths, Series
 from odb_factory.trainer.telemetry import Meter, figures_of, make_reduce
@@ -197,6 +198,43 @@ def announcement(
         f"{config.depth} samples{size} a rank{ramp}; rule {config.alignment}, assignment {config.assignment}; "
         f"{ranks} rank{'s' * (ranks > 1)}; an update is {update}."
     )
+
+
+def resumption(progress: SampleProgress, epoch: int) -> str:
+    """What a run that goes on in `epoch` (0-based) leaves out, for its log."""
+    return (
+        f"Online Dynamic Batching: {progress.in_epoch:,} of {progress.dataset_size:,} samples of epoch {epoch + 1} are "
+        "done; they are left out without being read."
+    )
+
+
+def known_of(
+    config: OdbConfig,
+    progress: SampleProgress,
+    *,
+    ranks: int,
+    samples: int | None,
+    auto: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What `RunRecord.finish` needs to be told of a run.
+
+    Args:
+        config: of the run.
+        progress: at its end.
+        ranks: their number.
+        samples: see `closes_update`.
+        auto: how the token budget was found; None: it was given.
+    """
+    return {
+        "epochs": round(progress.epoch, 6),
+        "token_budget": config.token_budget,
+        "token_budget_auto": auto,
+        "depth": config.depth,
+        "world_size": ranks,
+        "dataset_size": progress.dataset_size,
+        "odb_samples_per_update": samples,
+        "updates": progress.updates,
+    }
 
 
 def no_samples(loader: OdbDataLoader) -> str:

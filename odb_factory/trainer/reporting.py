@@ -15,7 +15,7 @@ from odb_factory.trainer.bar import HeaderFilter, SamplesBar
 from odb_factory.trainer.base import TrainerBase
 from odb_factory.trainer.callback import OdbCallback
 from odb_factory.trainer.progress import SampleProgress
-from odb_factory.trainer.record import RunRecord, advice, announcement, in_words
+from odb_factory.trainer.record import RunRecord, advice, announcement, in_words, known_of
 from odb_factory.trainer.telemetry import PREFIX
 
 logger = logging.get_logger("transformers.odb_factory")
@@ -88,16 +88,13 @@ class ReportingMixin(TrainerBase):
         assert self._odb_record is not None
         emitted = self.odb_progress.emitted - self._odb_record.before["samples"]
         output = super()._finalize_training(trial, emitted, start_time)
-        known = {
-            "epochs": round(self.odb_progress.epoch, 6),
-            "token_budget": self.odb_config.token_budget,
-            "token_budget_auto": self.odb_auto_budget.summary() if self.odb_auto_budget is not None else None,
-            "depth": self.odb_config.depth,
-            "world_size": self.args.world_size,
-            "dataset_size": self.odb_progress.dataset_size,
-            "odb_samples_per_update": self._odb_samples_per_update,
-            "updates": self.odb_progress.updates,
-        }
+        known = known_of(
+            self.odb_config,
+            self.odb_progress,
+            ranks=self.args.world_size,
+            samples=self._odb_samples_per_update,
+            auto=self.odb_auto_budget.summary() if self.odb_auto_budget is not None else None,
+        )
         self.odb_summary = self._odb_record.finish(known, write=self.is_world_process_zero())
         if self.is_world_process_zero():
             logger.info(in_words(self.odb_summary, self._odb_record.audit.directory))

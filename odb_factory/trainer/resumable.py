@@ -17,7 +17,7 @@ from odb_factory.trainer.bar import HeaderFilter
 from odb_factory.trainer.base import TrainerBase
 from odb_factory.trainer.micro import MicroBatch
 from odb_factory.trainer.progress import SampleProgress
-from odb_factory.trainer.record import RunRecord
+from odb_factory.trainer.record import RunRecord, resumption
 from odb_factory.trainer.report import Audit
 from odb_factory.trainer.resume import load_state, save_state
 from odb_factory.trainer.schedule import Position
@@ -85,10 +85,7 @@ class ResumableMixin(TrainerBase):
         steps = self.args.max_steps
         if 0 < steps <= self.state.global_step or (steps <= 0 and progress.finished):
             return epochs, 0  # nothing is left to do
-        logger.info(
-            f"Online Dynamic Batching: {progress.in_epoch:,} of {progress.dataset_size:,} samples of epoch "
-            f"{saved['loader']['epoch'] + 1} are done; they are left out without being read."
-        )
+        logger.info(resumption(progress, saved["loader"]["epoch"]))
         return saved["loader"]["epoch"], 0
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:

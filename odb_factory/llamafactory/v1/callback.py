@@ -10,7 +10,7 @@ from llamafactory.v1.utils.callbacks import TrainerCallback
 
 from odb_factory.llamafactory.v1 import LOGGER
 from odb_factory.llamafactory.v1.generator import OdbBatchGenerator
-from odb_factory.trainer.record import advice, announcement, in_words
+from odb_factory.trainer.record import advice, announcement, in_words, known_of, resumption
 from odb_factory.trainer.telemetry import PREFIX
 
 logger = logging.get_logger(LOGGER)
@@ -38,12 +38,8 @@ class OdbCallback(TrainerCallback):
                 samples=args.odb_samples_per_update,
             )
         )
-        progress = generator.progress
         if generator.resumed:
-            logger.info_rank0(
-                f"Online Dynamic Batching: {progress.in_epoch:,} of {progress.dataset_size:,} samples of epoch "
-                f"{state.epoch + 1} are done; they are left out without being read."
-            )
+            logger.info_rank0(resumption(generator.progress, state.epoch))
 
     def on_epoch_begin(self, args: Any, state: Any, **_: Any) -> None:
         self._record.open_epoch()
@@ -59,17 +55,13 @@ class OdbCallback(TrainerCallback):
         self._record.close_epoch(None)  # of an epoch that max_steps ended
 
     def on_train_end(self, args: Any, state: Any, **_: Any) -> None:
-        generator, progress = self._generator, self._generator.progress
-        known = {
-            "epochs": round(progress.epoch, 6),
-            "token_budget": generator.config.token_budget,
-            "token_budget_auto": None,
-            "depth": generator.config.depth,
-            "world_size": generator.loader.world_size,
-            "dataset_size": progress.dataset_size,
-            "odb_samples_per_update": args.odb_samples_per_update,
-            "updates": progress.updates,
-        }
+        generator = self._generator
+        known = known_of(
+            generator.config,
+            generator.progress,
+            ranks=generator.loader.world_size,
+            samples=args.odb_samples_per_update,
+        )
         first = DistributedInterface().get_rank() == 0
         summary = self._record.finish(known, write=first)
         logger.info_rank0(in_words(summary, self._record.audit.directory))
