@@ -55,6 +55,11 @@ class OdbConfig:
     """The collate function pads lengths to a multiple of this (tokens)."""
     dummy_tokens: int = 0
     """Tokens that the collate function adds to the first sample of a group without media (a dummy image)."""
+    attention_length: int | None = None
+    """Row length at which attention takes as long as all else in the model (tokens); None: attention counts nothing.
+
+    Groups of different ranks meet in a step by padded tokens x (1 + row length / this); the budget is without it.
+    """
     idle: str = "filler"
     """An IDLE slot: `filler` (a zero-weight micro-batch) or `skip` (batch None, for callers that use DDP Join)."""
     capacity: int | None = None
@@ -92,7 +97,7 @@ class OdbConfig:
     def __post_init__(self) -> None:
         for name in ("token_budget", "depth", "max_wait", "steps_multiple", "queue_steps", "pad_to_multiple_of"):
             _positive_int(name, getattr(self, name))
-        for name in ("max_samples", "max_patches", "capacity", "window_bytes"):
+        for name in ("max_samples", "max_patches", "capacity", "window_bytes", "attention_length"):
             if getattr(self, name) is not None:
                 _positive_int(name, getattr(self, name))
         _int_from_zero("dummy_tokens", self.dummy_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,15 @@ DEPTH_FREE = ("standard", "sorted", "packing", "gmt")
 ONLINE = ("bmt", "paper", "public", "odb", "odb static")
 METHODS = (*DEPTH_FREE, *ONLINE)
 """`odb static`: ours, but rank r reads every W-th sample."""
+PADDED = "odb padded"
+"""Ours, but attention counts nothing in it; measured where it does in the time of a step."""
+NOT_WITH_ATTENTION = ("packing", "odb static")
+"""Left out there: samples of a packed row would attend to one another, which is no bound."""
+
+ATTENTION_LENGTH = 15001
+"""What `odb_attention_length: auto` finds for Qwen3-VL-2B."""
+SQUARES = (1 / (2 * ATTENTION_LENGTH), 1 / ATTENTION_LENGTH)
+"""Attention at half of what that takes it for, as a causal kernel would at the speed of all else, and at all of it."""
 
 QUICK_WINDOWS = 3
 
@@ -43,7 +53,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, metavar="METHOD")
     parser.add_argument("--constant", type=float, default=0.0, help="time of a step, in padded tokens")
-    parser.add_argument("--square", type=float, default=0.0, help="time of attention, in padded tokens per (token)^2")
+    parser.add_argument(
+        "--square",
+        type=float,
+        nargs="+",
+        default=None,
+        metavar="TIME",
+        help="time of attention, in padded tokens per (token)^2 (default: 0, and two more with 8 ranks at most)",
+    )
+    parser.add_argument(
+        "--attention-length",
+        type=int,
+        default=ATTENTION_LENGTH,
+        help="attention_length of ODB where attention takes time (default: that of Qwen3-VL-2B)",
+    )
 
 
 def measure(options: argparse.Namespace, rows: RowWriter) -> None:
@@ -53,7 +76,7 @@ def measure(options: argparse.Namespace, rows: RowWriter) -> None:
     for case in _cases(options):
         measured_without_depth = False
         for depth in case.depths:
-            for method in methods:
+            for method in methods if not case.square else _with_attention(methods):
                 if method in DEPTH_FREE and measured_without_depth:
                     continue
                 sizes = case.batch_sizes if method == "standard" else case.batch_sizes[:1]
@@ -62,11 +85,18 @@ def measure(options: argparse.Namespace, rows: RowWriter) -> None:
             measured_without_depth = True
 
 
+def _with_attention(methods: Sequence[str]) -> list[str]:
+    asked = [method for method in methods if method not in NOT_WITH_ATTENTION]
+    return [*asked, PADDED] if "odb" in asked else asked
+
+
 def _check(options: argparse.Namespace) -> None:
     for name in ("world", "depth", "budget", "batch_sizes"):
         if any(value < 1 for value in getattr(options, name) or ()):
             raise BenchmarkError(f"--{name.replace('_', '-')} must be at least 1.")
-    for name in ("epochs", "size", "cutoff"):
+    if any(not 0 <= square < math.inf for square in options.square or ()):
+        raise BenchmarkError("--square must be at least 0.")
+    for name in ("epochs", "size", "cutoff", "attention_length"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise BenchmarkError(f"--{name} must be at least 1.")
 
@@ -95,6 +125,8 @@ class _Case:
     """The first one is what the budget holds of the longest sample."""
     constant: float
     square: float
+    attention_length: int | None
+    """Of ODB; None: attention takes no time."""
 
 
 def _cases(options: argparse.Namespace) -> Iterator[_Case]:
@@ -111,18 +143,28 @@ def _cases(options: argparse.Namespace) -> Iterator[_Case]:
                     best = max(1, budget // source.cutoff)
                     # further batch sizes once: they say the same in any world
                     others = options.batch_sizes if world == worlds[0] and seed == options.seed else []
-                    yield _Case(
-                        data=source.name,
-                        lengths=lengths,
-                        world=world,
-                        depths=tuple(depths),
-                        budget=budget,
-                        cutoff=source.cutoff,
-                        seed=seed,
-                        batch_sizes=tuple(dict.fromkeys([best, *others])),
-                        constant=options.constant,
-                        square=options.square,
-                    )
+                    for square in _squares(options, world, worlds):
+                        yield _Case(
+                            data=source.name,
+                            lengths=lengths,
+                            world=world,
+                            depths=tuple(depths) if not square or options.square else tuple(depths[-1:]),
+                            budget=budget,
+                            cutoff=source.cutoff,
+                            seed=seed,
+                            batch_sizes=tuple(dict.fromkeys([best, *([] if square else others)])),
+                            constant=options.constant,
+                            square=square,
+                            attention_length=options.attention_length if square else None,
+                        )
+
+
+def _squares(options: argparse.Namespace, world: int, worlds: Sequence[int]) -> Sequence[float]:
+    """As asked for; else attention takes time with 8 ranks only, or the most below."""
+    if options.square is not None:
+        return list(options.square)
+    shown = max((w for w in worlds if w <= 8), default=min(worlds))
+    return (0.0, *SQUARES) if world == shown and not options.quick else (0.0,)
 
 
 def _epochs(options: argparse.Namespace, world: int) -> int:
@@ -151,6 +193,8 @@ def _measure_one(rows: RowWriter, case: _Case, depth: int | None, method: str, b
     # what a micro-batch of fixed size holds at most is batch size x cutoff, whatever the budget
     most = batch_size * case.cutoff if method in ("standard", "sorted") else case.budget
     settings: dict[str, Any] = {"samples": len(case.lengths), "constant": case.constant, "square": case.square}
+    if case.attention_length is not None:
+        settings["attention_length"] = case.attention_length if method == "odb" else None
     if method in ("standard", "sorted"):
         settings |= {"batch_size": batch_size, "best": batch_size == case.batch_sizes[0]}
     row = rows.add(
@@ -178,8 +222,14 @@ def _batched(case: _Case, depth: int | None, method: str, batch_size: int) -> An
     from benchmarks.batchers import Settings
     from benchmarks.batchers.online import PAPER, odb_config, run_online
 
-    if method in ("odb", "odb static", "paper"):
-        more = PAPER if method == "paper" else {"assignment": "static"} if method == "odb static" else {}
+    own: dict[str, dict[str, Any]] = {
+        "odb": {"attention_length": case.attention_length},
+        "odb static": {"assignment": "static"},
+        PADDED: {},
+        "paper": PAPER,
+    }
+    if method in own:
+        more = own[method]
         config = odb_config(depth or 1, case.budget, case.seed, 8, **more)
         online = run_online(case.lengths, config, case.world, by_length=method == "paper")
         return online.epoch, online

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 TITLE = "Balance: lengths replayed through every way of batching"
 
-ORDER = ("standard", "sorted", "packing", "gmt", "bmt", "paper", "public", "odb static", "odb")
+ORDER = ("standard", "sorted", "packing", "gmt", "bmt", "paper", "public", "odb static", "odb padded", "odb")
 NAMES = {
     "standard": "Standard",
     "sorted": "Sorted",
@@ -24,12 +24,18 @@ NAMES = {
     "paper": "the paper's protocol",
     "public": "public package",
     "odb static": "ODB, static indices",
+    "odb padded": "ODB, by padded tokens alone",
     "odb": "ODB",
 }
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """One table of all methods for each data, at one world and depth, and ours against depth and ranks."""
+    """One table of all methods for each data, at one world and depth, ours against depth and ranks, and with attention.
+
+    Where attention takes no time in any row, or always the same, there is no table of that.
+    """
+    times = sorted({_square(row) for row in rows})
+    everything, rows = rows, [row for row in rows if _square(row) == times[0]]
     parts = []
     for data in dict.fromkeys(row.data for row in rows):
         own = [row for row in rows if row.data == data]
@@ -37,7 +43,33 @@ def tables(rows: Sequence[Row]) -> str:
         chosen = [row for row in own if row.ranks == ranks and row.depth in (depth, None)]
         parts.append(f"### {data}\n\n{_about(chosen, ranks, depth)}\n\n{_methods(chosen)}")
     parts.append(_by_world(rows))
+    parts += [_by_attention([row for row in everything if _square(row) == time]) for time in times[1:]]
     return "\n\n".join(part for part in parts if part)
+
+
+def _square(row: Row) -> float:
+    return float(row.settings.get("square") or 0)
+
+
+def _by_attention(rows: Sequence[Row]) -> str:
+    """Share of ideal time of every method, where attention takes the same time in all rows."""
+    parts = [(data, [row for row in rows if row.data == data]) for data in dict.fromkeys(row.data for row in rows)]
+    shown = [(data, own, *_shown(own)) for data, own in parts]
+    lines = [
+        [NAMES.get(method, method)]
+        + [
+            _cell(row for row in own if row.method == method and row.ranks == ranks and row.depth in (depth, None))
+            for _, own, ranks, depth in shown
+        ]
+        for method in sorted({row.method for row in rows}, key=_place)
+    ]
+    _, own, ranks, depth = shown[0]
+    length = next(row.settings["attention_length"] for row in own if row.method == "odb")
+    return (
+        f"### Share of ideal time where attention takes {_square(rows[0]):.3g} per (token)²\n\n{ranks} ranks, depth "
+        f"{depth}; attention takes as long as all else in rows of {round(1 / _square(rows[0])):,} tokens, ODB takes "
+        f"it for {length:,}:\n\n{table(['method', *(data for data, _ in parts)], lines)}"
+    )
 
 
 def _shown(rows: Sequence[Row]) -> tuple[int | None, int | None]:
@@ -162,6 +194,8 @@ def plot(rows: Sequence[Row]) -> Figure:
 
     figure = Figure(figsize=(13, 5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    least = min(map(_square, rows))
+    rows = [row for row in rows if _square(row) == least]
     _bars(left, rows)
     _lines(right, rows)
     return figure

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from odb_factory import OdbConfig
+from odb_factory.core.stats import StepTotals
 
 CONFIG = OdbConfig(token_budget=4096, depth=64, timeout=120.0)
 NUMBER = 8
@@ -32,8 +33,8 @@ class RoundCost:
 
     @property
     def fixed_bytes(self) -> float:
-        """Sent beyond the totals of the steps (4 numbers each), which depend on the data; of ours."""
-        return self.sent_bytes - NUMBER * 4 * self.steps
+        """Sent beyond the totals of the steps (`StepTotals`), which depend on the data; of ours."""
+        return self.sent_bytes - NUMBER * StepTotals.WIDTH * self.steps
 
 
 def lengths_of(size: int, seed: int = 0) -> list[int]:

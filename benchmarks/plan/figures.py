@@ -12,7 +12,7 @@ from odb_factory.plan.compare import Comparison
 from odb_factory.plan.observed import Observed
 from odb_factory.plan.pipeline import draw
 from odb_factory.plan.planner import Plan
-from odb_factory.plan.prediction import Prediction
+from odb_factory.plan.prediction import Prediction, useful_work
 
 FIELDS = ("steps", "samples_per_step", "padding", "ideal_share")
 """Figures of a plan from a part of the rows whose errors are counted."""
@@ -37,12 +37,12 @@ def audited(output: Path, ranks: int) -> Figures:
     """Of a run with ODB, out of its audit files."""
     audits = [_lines(output / f"odb_audit.rank{rank}.jsonl") for rank in range(ranks)]
     steps = list(zip(*audits, strict=True))
-    real = sum(sum(line["lengths"]) for step in steps for line in step)
-    padded = [[line["padded_tokens"] for line in step] for step in steps]
-    total = sum(map(sum, padded))
+    lengths = [length for step in steps for line in step for length in line["lengths"]]
+    total = sum(line["padded_tokens"] for step in steps for line in step)
     samples = sum(len(line["indices"]) for step in steps for line in step)
-    ideal = real / (ranks * sum(map(max, padded)))
-    return Figures(len(steps), samples / len(steps), 1 - real / total, total, ideal)
+    attention = json.loads((output / "odb_summary.json").read_text(encoding="utf-8"))["attention_length"]
+    ideal = useful_work(lengths, attention) / (ranks * sum(max(line["work"] for line in step) for step in steps))
+    return Figures(len(steps), samples / len(steps), 1 - sum(lengths) / total, total, ideal)
 
 
 def counted(output: Path, *, samples: int, tokens: int) -> Figures:

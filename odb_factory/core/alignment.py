@@ -180,7 +180,7 @@ def plan_round(
     length would let the long samples, or the short ones, sink to the end of the epoch.
 
     Args:
-        usual: what a rank's groups cost in the round before, from much to little (tokens). Where it is given, full
+        usual: the work of a rank's groups in the round before, from much to little. Where it is given, full
             groups are not drawn but chosen by it (`choice.choose`).
     """
     if not groups:
@@ -199,7 +199,7 @@ def plan_round(
 def _chosen_first(
     drawn: list[Group], waited: Mapping[int, int], steps: int, max_wait: int, usual: Sequence[int]
 ) -> list[Group]:
-    """`drawn`, but of its full groups that are not overdue, those to be emitted are chosen by cost."""
+    """`drawn`, but of its full groups that are not overdue, those to be emitted are chosen by work."""
     overdue = [g for g in drawn if _age(g, waited) >= max_wait]
     free = [g for g in drawn[len(overdue) :] if g.full]
     count = steps - len(overdue)

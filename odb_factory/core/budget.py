@@ -13,6 +13,21 @@ def ceil_multiple(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
+def padded_work(rows: int, width: int, attention_length: int | None) -> int:
+    """What a micro-batch asks of the accelerator: `rows` x `width` x (1 + `width` / `attention_length`).
+
+    In padded tokens: one that attends to nothing counts 1. The arithmetic of attention grows with the square of the
+    row length, and all else with the row length, so micro-batches of like padded tokens differ where rows are long.
+
+    Args:
+        rows: samples, each a row of the padded micro-batch.
+        width: row length (tokens).
+        attention_length: see `OdbConfig`; None: attention counts nothing.
+    """
+    tokens = rows * width
+    return tokens if attention_length is None else tokens + tokens * width // attention_length
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """Upper bounds on one group. All counts are of the padded micro-batch, as the accelerator sees it."""
@@ -24,6 +39,8 @@ class Budget:
     """Tokens appended to the *shortest* sample of a group without media (see `padded_length`)."""
     max_samples: int | None = None
     max_patches: int | None = None
+    attention_length: int | None = None
+    """Bounds nothing; see `OdbConfig`."""
 
     def padded_length(self, samples: Sequence[SampleMeta]) -> int:
         """Row length (tokens) of the padded micro-batch of `samples`.
@@ -39,6 +56,10 @@ class Budget:
     def cost(self, samples: Sequence[SampleMeta]) -> int:
         """Padded tokens of the micro-batch of `samples` (at least one sample)."""
         return self.padded_length(samples) * len(samples)
+
+    def work(self, samples: Sequence[SampleMeta]) -> int:
+        """`padded_work` of the micro-batch of `samples` (at least one sample)."""
+        return padded_work(len(samples), self.padded_length(samples), self.attention_length)
 
     def fits(self, samples: Sequence[SampleMeta]) -> bool:
         """Whether `samples` are within every bound. A single sample may fail this; it is a group of one then."""

@@ -18,6 +18,8 @@ class Group:
     """Padded tokens."""
     full: bool
     """The next sample on the walk did not fit, or none could have."""
+    work: int
+    """`padded_work`: the padded tokens, and what attention adds to them."""
 
     @property
     def tokens(self) -> int:
@@ -33,7 +35,7 @@ class Group:
 def make_group(samples: Sequence[SampleMeta], budget: Budget, full: bool) -> Group:
     """A group of `samples` in the order in which they are collated: shortest first, ties by index."""
     ordered = tuple(sorted(samples, key=lambda s: (s.length, s.index)))
-    return Group(ordered, budget.cost(ordered), full)
+    return Group(ordered, budget.cost(ordered), full, budget.work(ordered))
 
 
 class _OpenGroup:
@@ -142,10 +144,10 @@ def split_to(groups: Sequence[Group], count: int, budget: Budget, how: str) -> l
     while len(result) < count:
         splittable = [i for i, g in enumerate(result) if len(g.samples) > 1]
         if how == "balanced":
-            at = max(splittable, key=lambda i: (result[i].cost, -i))
+            at = max(splittable, key=lambda i: (result[i].work, -i))
             parts = split_balanced(result[at], budget)
         else:
-            at = max(splittable, key=lambda i: (len(result[i].samples), result[i].cost, -i))
+            at = max(splittable, key=lambda i: (len(result[i].samples), result[i].work, -i))
             parts = split_singleton(result[at], budget)
         result[at : at + 1] = parts
     return result

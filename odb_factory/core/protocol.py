@@ -22,7 +22,7 @@ from odb_factory.core.grouping import Group, group_window
 from odb_factory.core.ordering import order_slots
 from odb_factory.core.sample import SampleMeta
 from odb_factory.core.seeding import generator
-from odb_factory.core.stats import StepTotals, totals_of
+from odb_factory.core.stats import NO_TOTALS, StepTotals, totals_of
 
 LEAST_AHEAD = 16
 """With shared assignment a rank holds the indices of its next window, and an eighth of `depth` or this many more."""
@@ -68,6 +68,7 @@ def make_budget(config: OdbConfig) -> Budget:
         dummy_tokens=config.dummy_tokens,
         max_samples=config.max_samples,
         max_patches=config.max_patches,
+        attention_length=config.attention_length,
     )
 
 
@@ -192,7 +193,7 @@ class RankProtocol:
         return (*encode(report), self.rank if failed else NONE, *same, *(-value for value in same))
 
     def plan(self, minima: Sequence[int], *, dropped: int, unread: int, bad: int = 0) -> tuple[int, ...]:
-        """Decide this rank's slots; returns the vector (4T + 5,) whose sum over ranks `close_round` takes.
+        """Decide this rank's slots; returns the vector (5T + 5,) whose sum over ranks `close_round` takes.
 
         Args:
             minima: element-wise minimum of all ranks' `begin_round`.
@@ -253,7 +254,7 @@ class RankProtocol:
         width = StepTotals.WIDTH
         totals = [StepTotals(*per_step[i : i + width]) for i in range(0, len(per_step), width)]
         if self._world_size is not None:
-            self._usual = tuple(sorted((t.padded_tokens // self._world_size for t in totals), reverse=True))
+            self._usual = tuple(sorted((t.work // self._world_size for t in totals), reverse=True))
         cut = self._cut_at_quota(totals)
         over = cut or (remaining == 0 and self.all_assigned)
         slots = [*self._held_back, *zip(self._slots[: len(totals)], totals, strict=True)]
@@ -265,7 +266,7 @@ class RankProtocol:
             )
         if over and self.steps + len(slots):
             missing = -(self.steps + len(slots)) % self.config.steps_multiple
-            slots += [(None, StepTotals(0, 0, 0, 0))] * missing
+            slots += [(None, NO_TOTALS)] * missing
         elif remaining == 0 and slots:
             # What is left to read may all be dropped: whether this step is the last one shows after the next round.
             self._held_back = [slots.pop()]

@@ -18,15 +18,21 @@ class StepTotals:
     tokens: int
     """Real tokens."""
     padded_tokens: int
+    work: int
+    """`padded_work` (tokens)."""
 
-    WIDTH: ClassVar[int] = 4
+    WIDTH: ClassVar[int] = 5
 
 
-def totals_of(group: Group | None) -> tuple[int, int, int, int]:
+NO_TOTALS = StepTotals(0, 0, 0, 0, 0)
+"""Of a step in which no rank has a group."""
+
+
+def totals_of(group: Group | None) -> tuple[int, int, int, int, int]:
     """This rank's share of a step's totals, in the order of `StepTotals`; zeros for an IDLE slot."""
     if group is None:
-        return (0, 0, 0, 0)
-    return (len(group.samples), group.loss_tokens, group.tokens, group.cost)
+        return (0, 0, 0, 0, 0)
+    return (len(group.samples), group.loss_tokens, group.tokens, group.cost, group.work)
 
 
 def padding_share(tokens: int, padded_tokens: int) -> float:

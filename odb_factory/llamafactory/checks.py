@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from typing import Any
 
@@ -73,6 +74,15 @@ def below_cutoff(config: OdbConfig, cutoff_len: int) -> str | None:
         f"odb_token_budget {config.token_budget} is below cutoff_len {cutoff_len}: samples longer than the budget are "
         "trained on alone, in micro-batches above it."
     )
+
+
+def recipe_attention(model_args: Any, finetuning_args: Any) -> int | None:
+    """`OdbConfig.attention_length` of a recipe, by the configuration of the model that it names."""
+    from llamafactory.model.loader import load_config
+
+    # a copy: it may put the place of a downloaded model into the arguments
+    length: int | None = finetuning_args.attention_length(lambda: load_config(copy.copy(model_args)))
+    return length
 
 
 def recipe_config(finetuning_args: Any, data_args: Any, training_args: Any) -> OdbConfig:

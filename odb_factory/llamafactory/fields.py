@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from odb_factory.config import OdbConfig
+from odb_factory.trainer.attention import attention_length
 from odb_factory.trainer.options import AUTO, check_samples_per_update
 
 DEFAULTS = OdbConfig(token_budget=1)
@@ -17,8 +19,8 @@ def option(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
 
 
-class TokenBudget:
-    """What a command-line flag says of the budget: a number of tokens, or `auto`. Its values are int or str."""
+class TokensOrAuto:
+    """What a command-line flag says of a number of tokens: the number, or `auto`. Its values are int or str."""
 
     def __new__(cls, text: str) -> Any:
         try:
@@ -31,7 +33,7 @@ class TokenBudget:
 class OdbFields:
     """Put before LLaMA-Factory's own arguments in a dataclass's bases."""
 
-    odb_token_budget: TokenBudget | None = field(
+    odb_token_budget: TokensOrAuto | None = field(
         default=None,
         metadata={
             "help": "Most padded tokens in a micro-batch, or auto: the most that fits into memory, found first. "
@@ -84,6 +86,13 @@ class OdbFields:
         DEFAULTS.assignment,
         "Which rank reads which sample: the one whose window lacks some, or fixed shares of the epoch's order.",
     )
+    odb_attention_length: TokensOrAuto | None = field(
+        default=AUTO,  # type: ignore[assignment]
+        metadata={
+            "help": "Row length (tokens) at which attention takes as long as all else in the model. The ranks' work in "
+            "a step is evened out by it. auto: by the model's configuration. null: attention counts nothing."
+        },
+    )
     odb_idle: Literal["filler", "skip"] = option(
         DEFAULTS.idle, "What a rank without a group runs: a filler of weight zero, or nothing (one rank only)."
     )
@@ -115,8 +124,24 @@ class OdbFields:
         given: Any = self.odb_token_budget
         if isinstance(given, str) and given != AUTO:
             raise ValueError(f"odb_token_budget must be a positive integer, or {AUTO}, got {given!r}.")
-        self.odb_config(budget=1 if given in (None, AUTO) else given, pad_to_multiple_of=1)
+        length: Any = self.odb_attention_length
+        if isinstance(length, str) and length != AUTO:
+            raise ValueError(f"odb_attention_length must be a positive integer, {AUTO} or null, got {length!r}.")
+        self.odb_config(
+            budget=1 if given in (None, AUTO) else given,
+            pad_to_multiple_of=1,
+            attention_length=None if length == AUTO else length,
+        )
         check_samples_per_update(self.odb_samples_per_update)
+
+    def attention_length(self, load_config: Callable[[], Any]) -> int | None:
+        """`OdbConfig.attention_length` as these fields say it.
+
+        Args:
+            load_config: gives the `PretrainedConfig` of the model that is trained; called where it is needed.
+        """
+        given: Any = self.odb_attention_length
+        return attention_length(load_config()) if given == AUTO else given
 
     def odb_config(self, *, budget: int, **more: Any) -> OdbConfig:
         """The `OdbConfig` of these fields.

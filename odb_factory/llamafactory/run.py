@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from llamafactory.extras import logging
 
 from odb_factory.config import OdbConfig
-from odb_factory.llamafactory.checks import below_cutoff, check_recipe, check_sharded, recipe_config
+from odb_factory.llamafactory.checks import below_cutoff, check_recipe, check_sharded, recipe_attention, recipe_config
 from odb_factory.llamafactory.hooks import PREPROCESS, RUN_SFT, TRAINER, check_version, registry
 from odb_factory.llamafactory.media import pixel_dtype
 from odb_factory.trainer.options import AUTO, check_samples_per_update
@@ -46,6 +48,7 @@ def run_sft(
         logger.warning_rank0(warning)
     run = _OdbRun(
         config,
+        functools.partial(recipe_attention, model_args, finetuning_args),
         pixel_dtype(model_args.compute_dtype),
         audit=bool(finetuning_args.odb_audit),
         samples_per_update=finetuning_args.odb_samples_per_update,
@@ -68,6 +71,8 @@ class _OdbRun:
     """What stands at the seams while a run lasts."""
 
     config: OdbConfig
+    attention_length: Callable[[], int | None]
+    """Reads the model's configuration, which stock code has found by then."""
     dtype: torch.dtype | None
     audit: bool
     samples_per_update: int | None
@@ -115,6 +120,7 @@ class _OdbRun:
             self.config,
             pad_to_multiple_of=collator.pad_to_multiple_of or 1,
             dummy_tokens=dummy_tokens(collator.template, collator.tokenizer, collator.processor),
+            attention_length=self.attention_length(),
         )
         collate = OdbCollator(collator, self.dtype)
         auto = auto_budget(arguments["train_dataset"], collator, collate, self.auto) if self.auto else None

@@ -127,6 +127,7 @@ class Comparison:
             world_size=self._world_size,
             accumulation=self._fixed.accumulation,
             multiple=self._config.pad_to_multiple_of,
+            attention_length=self._config.attention_length,
         )
         return self._whole(prediction)
 
@@ -144,6 +145,7 @@ class Comparison:
             accumulation=self._fixed.accumulation,
             multiple=self._config.pad_to_multiple_of,
             dummy_tokens=self._config.dummy_tokens,
+            attention_length=self._config.attention_length,
             exact=exact,
         )
         return self._whole(prediction)
@@ -153,6 +155,6 @@ class Comparison:
         share = self._observed.size / len(self._stock_epoch.samples)
         if share == 1:
             return prediction
-        names = ("samples", "useful_tokens", "tokens", "padded_tokens", "slowest_tokens", "steps", "updates")
+        names = ("samples", "useful_work", "tokens", "padded_tokens", "slowest_work", "steps", "updates")
         values = {name: round(getattr(prediction, name) * share) for name in names}
         return dataclasses.replace(prediction, **values, exact=False)

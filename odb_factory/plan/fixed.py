@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from odb_factory.core.budget import ceil_multiple
+from odb_factory.core.budget import ceil_multiple, padded_work
 from odb_factory.core.sample import SampleMeta
-from odb_factory.plan.prediction import Prediction, sums_of_costs
+from odb_factory.plan.prediction import Prediction, padded_and_slowest, useful_work
 
 Batches = list[list[list[int]]]
 """[step][rank]: positions of the samples of a micro-batch, in its order."""
@@ -27,12 +27,12 @@ def deal(order: Sequence[int], batch_size: int, world_size: int) -> Batches:
     return [batches[start : start + world_size] for start in range(0, len(batches), world_size)]
 
 
-def padded_tokens(batch: Sequence[SampleMeta], *, multiple: int, dummy_tokens: int) -> int:
-    """Tokens of a micro-batch out of the stock collator, which adds its dummy image to the first row."""
+def row_length(batch: Sequence[SampleMeta], *, multiple: int, dummy_tokens: int) -> int:
+    """Of a micro-batch out of the stock collator, which adds its dummy image to the first row (tokens)."""
     longest = max(sample.length for sample in batch)
     if dummy_tokens and not any(sample.has_media for sample in batch):
         longest = max(longest, batch[0].length + dummy_tokens)
-    return ceil_multiple(longest, multiple) * len(batch)
+    return ceil_multiple(longest, multiple)
 
 
 def random_order(size: int, seed: int) -> list[int]:
@@ -67,27 +67,29 @@ def predict_fixed(
     accumulation: int,
     multiple: int,
     dummy_tokens: int,
+    attention_length: int | None = None,
     exact: bool,
 ) -> Prediction:
     """One epoch of batches of `batch_size` samples in `order` (positions in `samples`)."""
     batches = deal(order, batch_size, world_size)
-    costs = [
-        [padded_tokens([samples[i] for i in batch], multiple=multiple, dummy_tokens=dummy_tokens) for batch in step]
-        for step in batches
-    ]
-    padded, slowest = sums_of_costs(costs)
+
+    def padded_and_work(batch: Sequence[int]) -> tuple[int, int]:
+        width = row_length([samples[i] for i in batch], multiple=multiple, dummy_tokens=dummy_tokens)
+        return width * len(batch), padded_work(len(batch), width, attention_length)
+
+    padded, slowest = padded_and_slowest([[padded_and_work(batch) for batch in step] for step in batches])
     emitted = [i for step in batches for batch in step for i in batch]
     return Prediction(
         method=method,
         world_size=world_size,
         batch_size=batch_size,
         samples=len(emitted),
-        useful_tokens=sum(sample.length for sample in samples),
+        useful_work=useful_work((sample.length for sample in samples), attention_length),
         tokens=sum(samples[i].length for i in emitted),
         padded_tokens=padded,
-        slowest_tokens=slowest,
-        steps=len(costs),
-        updates=-(-len(costs) // accumulation),
+        slowest_work=slowest,
+        steps=len(batches),
+        updates=-(-len(batches) // accumulation),
         exact=exact,
     )
 
@@ -101,10 +103,12 @@ def predict_packing(
     world_size: int,
     accumulation: int,
     multiple: int,
+    attention_length: int | None = None,
 ) -> Prediction:
     """Packing into rows of `cutoff` tokens by LLaMA-Factory's own knapsack: a bound for any attention over such rows.
 
-    LLaMA-Factory lowers the cutoff by one when it packs, and pads every row to one more than that.
+    Attention is that of the samples alone, kept apart and unpadded. LLaMA-Factory lowers the cutoff by one when it
+    packs, and pads every row to one more than that.
 
     Args:
         cutoff: cutoff_len of the recipe; a sample at it (truncated) loses one more token.
@@ -112,23 +116,27 @@ def predict_packing(
     """
     from llamafactory.data.processor.processor_utils import greedy_knapsack
 
-    rows = 0
+    width = ceil_multiple(cutoff, multiple)
+    rows = []
+    """Work of each."""
     capacity = cutoff - 1
     kept = [min(sample.length, capacity) for sample in samples if sample.length <= cutoff]  # stock drops the others
     for start in range(0, len(kept), rows_at_once):
-        rows += len(greedy_knapsack(kept[start : start + rows_at_once], capacity))
-    batches = deal(range(rows), batch_size, world_size)
-    width = ceil_multiple(cutoff, multiple)
-    padded, slowest = sums_of_costs([[width * len(batch) for batch in step] for step in batches])
+        for row in greedy_knapsack(kept[start : start + rows_at_once], capacity):
+            rows.append(width + useful_work(row, attention_length) - sum(row))
+    batches = deal(range(len(rows)), batch_size, world_size)
+    padded, slowest = padded_and_slowest(
+        [[(width * len(batch), sum(rows[i] for i in batch)) for batch in step] for step in batches]
+    )
     return Prediction(
         method="packing",
         world_size=world_size,
         batch_size=batch_size,
         samples=len(kept),
-        useful_tokens=sum(kept),
+        useful_work=useful_work(kept, attention_length),
         tokens=sum(kept),
         padded_tokens=padded,
-        slowest_tokens=slowest,
+        slowest_work=slowest,
         steps=len(batches),
         updates=-(-len(batches) // accumulation),
         exact=False,

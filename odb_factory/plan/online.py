@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from odb_factory.config import OdbConfig
 from odb_factory.core.protocol import make_budget
 from odb_factory.core.simulate import Epoch, simulate
-from odb_factory.core.stats import totals_of
 from odb_factory.plan.observed import EpochSamples
-from odb_factory.plan.prediction import Prediction, sums_of_costs
+from odb_factory.plan.prediction import Prediction, padded_and_slowest, useful_work
 
 MOST_SIMULATED = 300_000
 """Samples of an epoch that are simulated one by one, at most; a longer one is drawn out from that."""
@@ -59,19 +58,20 @@ def summarize(
 ) -> Prediction:
     """The figures of a simulated epoch."""
     steps = list(zip(*epoch.steps, strict=True))
-    padded, slowest = sums_of_costs([[totals_of(step.group)[3] for step in ranks] for ranks in steps])
+    groups = [[step.group for step in ranks] for ranks in steps]
+    padded, slowest = padded_and_slowest([[(g.cost, g.work) if g else (0, 0) for g in ranks] for ranks in groups])
+    lengths = [sample.length for ranks in groups for group in ranks if group for sample in group.samples]
     totals = [ranks[0].totals for ranks in steps]
-    tokens = sum(t.tokens for t in totals)
     return Prediction(
         method="odb",
         world_size=world_size,
         budget=config.token_budget,
         depth=config.depth,
         samples=sum(t.samples for t in totals),
-        useful_tokens=tokens,
-        tokens=tokens,
+        useful_work=useful_work(lengths, config.attention_length),
+        tokens=sum(t.tokens for t in totals),
         padded_tokens=padded,
-        slowest_tokens=slowest,
+        slowest_work=slowest,
         steps=len(steps),
         updates=count_updates([t.samples for t in totals], config.steps_multiple, samples_per_update),
         fillers=sum(step.group is None for ranks in steps for step in ranks),
@@ -96,10 +96,10 @@ def _drawn_out(half: Prediction, whole: Prediction, times: float, accumulation: 
     """`whole`, and `times` the difference between both."""
     names = (
         "samples",
-        "useful_tokens",
+        "useful_work",
         "tokens",
         "padded_tokens",
-        "slowest_tokens",
+        "slowest_work",
         "steps",
         "updates",
         "fillers",

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from odb_factory.config import OdbConfig
 from odb_factory.core.sample import Dropped, SampleMeta
-from odb_factory.llamafactory.checks import recipe_config
+from odb_factory.llamafactory.checks import recipe_attention, recipe_config
 from odb_factory.llamafactory.collator import dummy_tokens
 from odb_factory.llamafactory.hooks import PREPROCESS, registry
 from odb_factory.llamafactory.media import pixel_dtype
@@ -68,16 +68,20 @@ def open_pipeline(recipe: Recipe) -> Pipeline:
                 dtype=pixel_dtype(recipe.model_args.compute_dtype),
             )
             dummy = dummy_tokens(template, module["tokenizer"], module["processor"])
+        with translated(f"no configuration of a model in {model}", "correct model_name_or_path"):
+            attention = recipe_attention(recipe.model_args, recipe.finetuning_args)
     if len(dataset) == 0:
         raise RecipeError(f"the data set {_names(recipe)} has no rows; put some in, or name another.")
     given = recipe.finetuning_args.odb_token_budget
-    return Pipeline(dataset, _config(recipe, dummy), "default" if given is None else AUTO if given == AUTO else "given")
+    return Pipeline(
+        dataset, _config(recipe, dummy, attention), "default" if given is None else AUTO if given == AUTO else "given"
+    )
 
 
-def _config(recipe: Recipe, dummy: int) -> OdbConfig:
+def _config(recipe: Recipe, dummy: int, attention: int | None) -> OdbConfig:
     """As the run makes it."""
     config = recipe_config(recipe.finetuning_args, recipe.data_args, recipe.training_args)
-    return replace(with_arguments(config, recipe.training_args), dummy_tokens=dummy)
+    return replace(with_arguments(config, recipe.training_args), dummy_tokens=dummy, attention_length=attention)
 
 
 def _load_rows(recipe: Recipe, template: Any, module: dict[str, Any]) -> Any:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from odb_factory.core.budget import padded_work
 from odb_factory.core.stats import padding_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """One epoch over all ranks. Time is taken to be proportional to the padded tokens of each step's slowest rank."""
+    """One epoch over all ranks. Time is taken to be that of each step's slowest rank, by `padded_work`."""
 
     method: str
     """`standard`, `sorted`, `packing` or `odb`."""
@@ -24,13 +25,13 @@ class Prediction:
     """ODB: samples of a rank's window, at most."""
     samples: int
     """Samples emitted, repeated ones included."""
-    useful_tokens: int
-    """Real tokens, those of repeated samples left out."""
+    useful_work: int
+    """What the samples ask for, unpadded and each once (`useful_work`)."""
     tokens: int
     """Real tokens emitted."""
     padded_tokens: int
-    slowest_tokens: int
-    """Sum over steps of the padded tokens of the rank that has most."""
+    slowest_work: int
+    """Sum over steps of the work of the rank that has most."""
     steps: int
     """Micro-batches of each rank."""
     updates: int
@@ -56,9 +57,9 @@ class Prediction:
 
     @property
     def ideal_share(self) -> float:
-        """Share of ideal time: real tokens / (ranks x sum over steps of the slowest rank's padded tokens)."""
-        paid = self.world_size * self.slowest_tokens
-        return self.useful_tokens / paid if paid else 0.0
+        """Share of ideal time: useful work / (ranks x sum over steps of the slowest rank's work)."""
+        paid = self.world_size * self.slowest_work
+        return self.useful_work / paid if paid else 0.0
 
     def gain_over(self, other: Prediction) -> float:
         """How many times as fast as `other`, by share of ideal time."""
@@ -79,7 +80,7 @@ class Prediction:
             "samples": self.samples,
             "tokens": self.tokens,
             "padded_tokens": self.padded_tokens,
-            "slowest_rank_padded_tokens": self.slowest_tokens,
+            "slowest_rank_work": self.slowest_work,
             "fillers": self.fillers,
             "short_windows": self.short_windows,
             "dropped_overlong": self.overlong,
@@ -87,9 +88,14 @@ class Prediction:
         }
 
 
-def sums_of_costs(costs: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """Padded tokens, and those of each step's slowest rank, out of costs of shape (steps, W)."""
-    return sum(map(sum, costs)), sum(map(max, costs))
+def padded_and_slowest(steps: Sequence[Sequence[tuple[int, int]]]) -> tuple[int, int]:
+    """Padded tokens of all, and the work of each step's slowest rank, out of both of each: (steps, W, 2)."""
+    return sum(padded for step in steps for padded, _ in step), sum(max(work for _, work in step) for step in steps)
+
+
+def useful_work(lengths: Iterable[int], attention_length: int | None) -> int:
+    """The work of samples of these lengths (tokens) in rows of their own."""
+    return sum(padded_work(1, length, attention_length) for length in lengths)
 
 
 def ranks_in_words(count: int) -> str:

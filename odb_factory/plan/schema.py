@@ -9,7 +9,10 @@ from odb_factory.plan.planner import Plan
 
 VERSION = 1
 
-MODEL = "time is proportional to the padded tokens of each step's slowest rank; nothing was measured on an accelerator"
+MODEL = (
+    "time is proportional to padded tokens x (1 + row length / attention_length) of each step's slowest rank; nothing "
+    "was measured on an accelerator"
+)
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
@@ -27,6 +30,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "token_budget": plan.config.token_budget,
         "token_budget_is": plan.budget_name,
         "depth": plan.config.depth,
+        "attention_length": plan.config.attention_length,
         "samples": _samples(plan),
         "lengths": {**_lengths(plan), "histogram": {"edges": edges, "counts": counts}},
         "predictions": {

@@ -82,11 +82,16 @@ def _table(plan: Plan) -> str:
     lines += [_row(name, prediction, plan, width) for name, prediction in rows]
     note = (
         "Sorted: group_by_length. samples/step: of all ranks. ideal time: real tokens / (ranks x padded tokens of each "
-        "step's slowest rank). speed: by that, Standard = 1; a model, not a measurement"
+        f"step's slowest rank){_attention(plan)}. speed: by that, Standard = 1; a model, not a measurement"
         + ("; -: odb_overlong drops samples there. " if any(p.overlong for p in online) else ". ")
         + _basis(plan)
     )
     return "\n".join([*lines, _wrap("  " + note)])
+
+
+def _attention(plan: Plan) -> str:
+    length = plan.config.attention_length
+    return "" if length is None else f", attention included (as much as all else in rows of {length:,} tokens)"
 
 
 def _basis(plan: Plan) -> str:

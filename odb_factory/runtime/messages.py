@@ -40,10 +40,13 @@ class StepInfo:
     """Real tokens of this rank."""
     padded_tokens: int
     """Padded tokens of this rank; 0 if IDLE."""
+    work: int
+    """`padded_work` of this rank (tokens); 0 if IDLE."""
     global_samples: int
     global_loss_tokens: int
     global_tokens: int
     global_padded_tokens: int
+    global_work: int
     global_dropped: int
     """Samples dropped on all ranks since the step before."""
     dropped: tuple[Dropped, ...] = ()

@@ -193,10 +193,13 @@ def announcement(
         update = f"{samples:,} samples, and what the step has that completes them"
     else:
         update = f"{micro_batches} micro-batch{'es' * (micro_batches > 1)} a rank"
+    attention = ""
+    if config.attention_length is not None:
+        attention = f"; attention counts as much as all else in rows of {config.attention_length:,} tokens"
     return (
         f"Online Dynamic Batching: up to {config.token_budget:,} padded tokens a micro-batch, windows of "
-        f"{config.depth} samples{size} a rank{ramp}; rule {config.alignment}, assignment {config.assignment}; "
-        f"{ranks} rank{'s' * (ranks > 1)}; an update is {update}."
+        f"{config.depth} samples{size} a rank{ramp}; rule {config.alignment}, assignment {config.assignment}"
+        f"{attention}; {ranks} rank{'s' * (ranks > 1)}; an update is {update}."
     )
 
 
@@ -230,6 +233,7 @@ def known_of(
         "token_budget": config.token_budget,
         "token_budget_auto": auto,
         "depth": config.depth,
+        "attention_length": config.attention_length,
         "world_size": ranks,
         "dataset_size": progress.dataset_size,
         "odb_samples_per_update": samples,

@@ -122,6 +122,7 @@ class Audit:
                 "lengths": info.lengths,
                 "loss_tokens": info.loss_tokens,
                 "padded_tokens": info.padded_tokens,
+                "work": info.work,
                 "idle": info.idle,
             }
             if info.dropped:

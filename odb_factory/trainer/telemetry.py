@@ -1,7 +1,7 @@
 """What a run does, in figures over all ranks: since the last log, and of the whole run.
 
 Most of it is in the `StepInfo`s already, exact and the same on every rank. What only single ranks know (their waits,
-windows and costs) is summed when something is logged: two small reductions then, and none in a step.
+windows and work) is summed when something is logged: two small reductions then, and none in a step.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _SUMMED = ("rank_seconds", "wait_seconds", "idle", "window_samples", "window_byt
 """Quantities of single ranks, to be summed over ranks."""
 
 Reduce = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""From a rank's quantities and its costs of each step to the sums and the maxima over ranks."""
+"""From a rank's quantities and its work of each step to the sums and the maxima over ranks."""
 
 
 def make_reduce(world_size: int, device: torch.device) -> Reduce:
     """The reductions over the default process group, with tensors on `device`."""
 
-    def reduce(sums: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def reduce(sums: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if world_size == 1:
-            return sums, costs
-        # float32 is what every device can reduce; what is summed here are times and means, and costs up to 2^24 tokens
-        summed, slowest = (torch.tensor(v, dtype=torch.float32, device=device) for v in (sums, costs))
+            return sums, work
+        # float32 is what every device can reduce; what is summed here are times and means, and work up to 2^24 tokens
+        summed, slowest = (torch.tensor(v, dtype=torch.float32, device=device) for v in (sums, work))
         dist.all_reduce(summed)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         return summed.cpu().double().numpy(), slowest.cpu().double().numpy()
@@ -65,7 +65,7 @@ class Meter:
     """Seconds that the last update took, with that."""
     _known: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float), repr=False)
     _local: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float), repr=False)
-    _costs: list[int] = field(default_factory=list, repr=False)
+    _work: list[int] = field(default_factory=list, repr=False)
     _mark: float | None = field(default=None, repr=False)
     """Until when time is counted; None: the run has not begun."""
     _wait: float = field(default=0.0, repr=False)
@@ -114,8 +114,9 @@ class Meter:
             samples=info.global_samples,
             tokens=info.global_tokens,
             padded_tokens=info.global_padded_tokens,
+            work=info.global_work,
         )
-        self._costs.append(info.padded_tokens)
+        self._work.append(info.work)
         self._local["idle"] += info.idle
         _add(
             self._local,
@@ -130,7 +131,7 @@ class Meter:
         self.run = _sum(self.run, since)
         self._known.clear()
         self._local.clear()
-        self._costs.clear()
+        self._work.clear()
         return figures_of(since)
 
     def state(self) -> dict[str, float]:
@@ -143,10 +144,10 @@ class Meter:
 
     def _reduced(self) -> dict[str, float]:
         sums = np.array([self._local[name] for name in _SUMMED], dtype=np.float64)
-        sums, slowest = self.reduce(sums, np.array(self._costs, dtype=np.float64))
+        sums, slowest = self.reduce(sums, np.array(self._work, dtype=np.float64))
         reduced: dict[str, float] = {**self._known, **dict(zip(_SUMMED, sums.tolist(), strict=True))}
         reduced["slots"] = self._known["steps"] * self.world_size
-        reduced["slowest_tokens"] = float(slowest.sum()) * self.world_size
+        reduced["slowest_work"] = float(slowest.sum()) * self.world_size
         reduced["seconds"] = reduced["rank_seconds"] / self.world_size
         return reduced
 
@@ -167,7 +168,7 @@ def figures_of(total: Mapping[str, float]) -> dict[str, float]:
     padding: share of the padded tokens. samples_per_step, samples_per_update: of all ranks together.
     data_wait: share of the time for which the ranks waited for data.
     filler_share: share of the micro-batches that were fillers.
-    imbalance: share of the ranks' time that went into waiting for the slowest, by padded tokens.
+    imbalance: share of the ranks' time that went into waiting for the slowest, by `padded_work`.
     window_samples, window_bytes: of a rank, when the rounds began from which the steps came; mean over steps.
     align_ms: of the exchanges of those rounds, with the wait for other ranks.
     """
@@ -184,7 +185,7 @@ def figures_of(total: Mapping[str, float]) -> dict[str, float]:
         "samples_per_update": per("samples", "updates"),
         "data_wait": per("wait_seconds", "rank_seconds"),
         "filler_share": per("idle", "slots"),
-        "imbalance": 1.0 - per("padded_tokens", "slowest_tokens") if total.get("slowest_tokens") else 0.0,
+        "imbalance": 1.0 - per("work", "slowest_work") if total.get("slowest_work") else 0.0,
         "window_samples": per("window_samples", "slots"),
         "window_bytes": per("window_bytes", "slots"),
         "align_ms": 1000.0 * per("align_seconds", "slots"),

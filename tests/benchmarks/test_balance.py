@@ -9,6 +9,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.balance import sources, view
 from benchmarks.balance.figures import epoch_figures, order_figures
+from benchmarks.balance.run import SQUARES
 from benchmarks.batchers import public_is_installed
 from benchmarks.epochs import Epoch, Micro, StepTime
 from benchmarks.rows import read_rows
@@ -53,7 +54,20 @@ def test_a_file_of_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     """Budget and cutoff follow from the lengths; a table of one method renders."""
     file, out = tmp_path / "mine.txt", tmp_path / "rows.jsonl"
     file.write_text("".join(f"{10 + i % 7}\n" for i in range(400)))
-    options = ["--lengths", str(file), "--world", "2", "--depth", "16", "--epochs", "2", "--methods", "odb"]
+    options = [
+        "--lengths",
+        str(file),
+        "--world",
+        "2",
+        "--depth",
+        "16",
+        "--epochs",
+        "2",
+        "--methods",
+        "odb",
+        "--square",
+        "0",
+    ]
     assert main(["balance", "--json", str(out), *options]) == 0
     rows = read_rows([out])
     assert [(row.data, row.budget, row.seed) for row in rows] == [("mine", 103, 0), ("mine", 103, 1)]
@@ -61,6 +75,27 @@ def test_a_file_of_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     view.plot(rows)
     assert main(["balance", "--json", str(out), "--world", "0"]) == 2
     assert "--world must be at least 1" in capsys.readouterr().err
+
+
+def test_with_attention_ours_is_there_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By default attention takes no time, and then some, at the largest depth."""
+    out = tmp_path / "rows.jsonl"
+    options = ["--profile", "sharegpt4o", "--size", "1500", "--world", "2", "--depth", "16", "32", "--epochs", "1"]
+    options += ["--methods", "packing", "odb", "--attention-length", "5000"]
+    assert main(["balance", "--json", str(out), *options]) == 0
+    rows = read_rows([out])
+    plain, half, whole = [[row for row in rows if row.settings["square"] == s] for s in (0.0, *SQUARES)]
+    assert [(row.method, row.depth) for row in plain] == [("packing", None), ("odb", 16), ("odb", 32)]
+    assert [(row.method, row.depth) for row in half] == [("odb", 32), ("odb padded", 32)]
+    assert [row.settings["attention_length"] for row in whole] == [5000, None]
+    assert "| ODB, by padded tokens alone |" in capsys.readouterr().out
+    view.plot(rows)
+
+    assert main(["balance", "--json", str(out), *options, "--square", "0.0002"]) == 0
+    shares = {row.method: row.figures["ideal_share"] for row in read_rows([out]) if row.depth == 32}
+    assert shares["odb"] > shares["odb padded"] + 0.01
+    assert main(["balance", "--json", str(out), "--square", "-1"]) == 2
+    assert "--square must be at least 0" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from benchmarks.exchange import public, view
 from benchmarks.exchange.ours import count_simulated
 from benchmarks.exchange.world import CONFIG
 from benchmarks.rows import Row, read_rows
+from odb_factory.core.stats import StepTotals
 
 
 def test_ours_does_not_grow_with_the_world_and_a_gather_does() -> None:
@@ -22,7 +23,7 @@ def test_ours_does_not_grow_with_the_world_and_a_gather_does() -> None:
 
 def test_bytes_beyond_the_steps_are_what_is_left_of_them() -> None:
     cost = count_simulated(4, per_rank=40)
-    assert cost.fixed_bytes == pytest.approx(cost.sent_bytes - 32 * cost.steps)
+    assert cost.fixed_bytes == pytest.approx(cost.sent_bytes - 8 * StepTotals.WIDTH * cost.steps)
     assert cost.fixed_bytes > 0
 
 

@@ -115,7 +115,7 @@ def test_the_wait_for_the_first_batch_stands_apart() -> None:
 
 def test_the_watcher_sees_private_and_shared_memory_of_all_processes(tmp_path: Path) -> None:
     """A process of a session of its own takes 60 MB, and maps 40 MB in /dev/shm that have no name."""
-    (tmp_path / "rank-0").write_text(str(child := _hold(tmp_path)))
+    child = _hold(tmp_path)
     with watched(tmp_path, 1) as peak:
         os.waitpid(child, 0)
     assert 60 <= peak.private / 1e6 < 75
@@ -126,11 +126,13 @@ def test_the_watcher_sees_private_and_shared_memory_of_all_processes(tmp_path: P
 
 
 def _hold(folder: Path) -> int:
-    """Forks that process; it begins when the watcher says so."""
+    """Forks that process; it says that it is ready, and begins when the watcher says so."""
     child = os.fork()
     if child:
         return child
     os.setsid()
+    (folder / "new").write_text(str(os.getpid()))
+    (folder / "new").rename(folder / "rank-0")
     while not (folder / "go").exists():
         time.sleep(0.01)
     held = b"x" * 60_000_000

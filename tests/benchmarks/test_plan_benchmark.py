@@ -14,18 +14,23 @@ from benchmarks.plan.view import tables
 from benchmarks.rows import Row, read_rows
 
 
-def line(indices: list[int], lengths: list[int], padded: int) -> str:
-    return json.dumps({"indices": indices, "lengths": lengths, "padded_tokens": padded}) + "\n"
+def line(indices: list[int], lengths: list[int], padded: int, work: int) -> str:
+    return json.dumps({"indices": indices, "lengths": lengths, "padded_tokens": padded, "work": work}) + "\n"
 
 
 def test_figures_of_an_audit(tmp_path: Path) -> None:
-    (tmp_path / "odb_audit.rank0.jsonl").write_text(line([0, 1], [10, 8], 20) + line([4], [6], 8))
-    (tmp_path / "odb_audit.rank1.jsonl").write_text(line([2], [16], 16) + line([], [], 4))
+    (tmp_path / "odb_audit.rank0.jsonl").write_text(line([0, 1], [10, 8], 20, 40) + line([4], [6], 8, 14))
+    (tmp_path / "odb_audit.rank1.jsonl").write_text(line([2], [16], 16, 41) + line([], [], 4, 5))
+    (tmp_path / "odb_summary.json").write_text(json.dumps({"attention_length": 10}))
     figures = audited(tmp_path, 2)
     assert figures == Figures(
-        steps=2, samples_per_step=2.0, padding=1 - 40 / 48, padded_tokens=48, ideal_share=40 / (2 * (20 + 8))
+        steps=2,
+        samples_per_step=2.0,
+        padding=1 - 40 / 48,
+        padded_tokens=48,
+        ideal_share=(40 + 10 + 6 + 3 + 25) / (2 * (41 + 14)),
     )
-    (tmp_path / "odb_audit.rank1.jsonl").write_text(line([2], [16], 16))
+    (tmp_path / "odb_audit.rank1.jsonl").write_text(line([2], [16], 16, 41))
     with pytest.raises(ValueError, match="shorter"):
         audited(tmp_path, 2)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import pairwise
 from math import ceil
 
@@ -57,6 +58,13 @@ def padded_rows(group: Group, config: OdbConfig) -> list[int]:
     return [width] * len(rows)
 
 
+def work_of(rows: list[int], config: OdbConfig) -> int:
+    """Their tokens, and what attention adds: as much again where rows are as long as `attention_length`."""
+    if config.attention_length is None:
+        return sum(rows)
+    return sum(rows) + int(Fraction(sum(row * row for row in rows), config.attention_length))
+
+
 def check_same_steps(epoch: Epoch) -> None:
     """G1: every rank runs the same number of steps, learns the same totals, and ends on the same, only, last step."""
     lengths = {len(rank) for rank in epoch.steps}
@@ -88,6 +96,7 @@ def check_within_bounds(epoch: Epoch, config: OdbConfig) -> None:
     for group in [step.group for rank in epoch.steps for step in rank if step.group]:
         rows = padded_rows(group, config)
         assert group.cost == sum(rows) > 0
+        assert group.work == work_of(rows, config)
         if len(rows) > 1:
             assert sum(rows) <= config.token_budget, f"{rows} exceed {config.token_budget}"
             assert len(rows) <= (config.max_samples or len(rows))
@@ -105,6 +114,7 @@ def check_totals(epoch: Epoch, config: OdbConfig, samples: Sequence[SampleMeta])
             assert step.totals.loss_tokens == sum(s.loss_tokens for s in metas)
             assert step.totals.tokens == sum(s.length for s in metas)
             assert step.totals.padded_tokens == sum(sum(padded_rows(group, config)) for group in groups)
+            assert step.totals.work == sum(work_of(padded_rows(group, config), config) for group in groups)
 
 
 def tail_begins(epoch: Epoch, config: OdbConfig) -> int:
@@ -153,12 +163,12 @@ def check_window(epoch: Epoch, config: OdbConfig, drops: bool) -> None:
 
 
 def check_paired(epoch: Epoch) -> None:
-    """Pairing by cost: in a round, no two steps are the costlier one on one rank and the cheaper one on another."""
+    """Pairing by work: in a round, no two steps are the one with more on one rank and with less on another."""
     for column in zip(*epoch.rounds, strict=True):
         by_step = zip(*(done.steps[done.carried :] for done in column), strict=True)
-        costs = sorted([step.group.cost if step.group else 0 for step in steps] for steps in by_step)
-        for of_rank in zip(*costs, strict=True):
-            assert list(of_rank) == sorted(of_rank), f"costs {costs} (sorted steps x ranks) are not paired"
+        work = sorted([step.group.work if step.group else 0 for step in steps] for steps in by_step)
+        for of_rank in zip(*work, strict=True):
+            assert list(of_rank) == sorted(of_rank), f"work {work} (sorted steps x ranks) are not paired"
 
 
 def check_whole_steps(epoch: Epoch, config: OdbConfig) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odb_factory.core.budget import Budget, ceil_multiple
+from odb_factory.core.budget import Budget, ceil_multiple, padded_work
 from tests.core.worlds import meta, metas
 
 
@@ -19,6 +19,28 @@ def test_ceil_multiple_is_the_least_multiple_at_or_above(value: int, multiple: i
 
 def test_the_cost_is_the_longest_length_times_the_number_of_samples() -> None:
     assert Budget(tokens=100).cost(metas(3, 10, 7)) == 30
+
+
+def test_work_is_the_cost_where_attention_counts_nothing() -> None:
+    assert Budget(tokens=100).work(metas(3, 10, 7)) == 30
+
+
+def test_attention_doubles_the_work_of_rows_of_its_length_and_grows_with_the_length() -> None:
+    rows = Budget(tokens=100, pad_to_multiple_of=8, attention_length=16)
+    assert rows.work(metas(3, 10, 7)) == 3 * 16 * 2
+    assert rows.work(metas(3, 8)) == 2 * 8 * 3 // 2
+    assert rows.work(metas(32)) == 32 * 3
+
+
+def test_attention_bounds_nothing() -> None:
+    assert Budget(tokens=30, attention_length=1).fits(metas(10, 1, 1))
+    assert Budget(tokens=30, attention_length=1).cost(metas(10, 1, 1)) == 30
+
+
+def test_of_like_padded_tokens_the_longer_rows_are_more_work() -> None:
+    narrow, wide = padded_work(16, 128, 1000), padded_work(2, 1024, 1000)
+    assert narrow == 2048 + 262
+    assert wide == 2048 + 2097
 
 
 @pytest.mark.parametrize(("length", "padded"), [(1, 8), (8, 8), (9, 16), (16, 16)])

@@ -89,7 +89,7 @@ def test_ranks_learn_what_is_usual_from_the_totals() -> None:
 
 
 def _imbalance(monkeypatch: pytest.MonkeyPatch, chosen: bool) -> float:
-    """Padded tokens of the slowest rank over the mean, less 1; with the choice by cost, or with draws instead."""
+    """Padded tokens of the slowest rank over the mean, less 1; with the choice by work, or with draws instead."""
     if not chosen:
         monkeypatch.setattr("odb_factory.core.alignment.choose", lambda groups, taken, usual, count: groups[:count])
     paid, least = 0.0, 0.0
@@ -111,3 +111,23 @@ def _imbalance(monkeypatch: pytest.MonkeyPatch, chosen: bool) -> float:
 def test_choosing_evens_the_ranks_out(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = _imbalance(monkeypatch, True)
     assert chosen < 0.9 * _imbalance(monkeypatch, False)
+
+
+def _time_beyond_ideal(attention_length: int | None) -> float:
+    """Time of the slowest rank over the mean, less 1, where rows of 4000 tokens spend half of it on attention."""
+    paid = least = 0.0
+    for seed in range(2):
+        rng = random.Random(seed)
+        lengths = [min(2000, max(8, int(rng.lognormvariate(5.8, 1.0)))) for _ in range(6000)]
+        samples = [SampleMeta(index=i, length=n, loss_tokens=1) for i, n in enumerate(lengths)]
+        config = OdbConfig(token_budget=3000, depth=128, seed=seed, attention_length=attention_length)
+        for ranks in zip(*simulate(samples, config, 4).steps, strict=True):
+            groups = [step.group for step in ranks]
+            times = [g.cost * (1 + g.cost / len(g.samples) / 4000) if g else 0.0 for g in groups]
+            paid += max(times)
+            least += sum(times) / 4
+    return paid / least - 1
+
+
+def test_counting_attention_evens_out_ranks_that_pay_for_it() -> None:
+    assert _time_beyond_ideal(4000) < 0.6 * _time_beyond_ideal(None)

@@ -13,7 +13,7 @@ import pytest
 from odb_factory.config import CHOICES, LOCAL_FIELDS, OdbConfig
 
 POSITIVE = ["token_budget", "depth", "max_wait", "steps_multiple", "queue_steps", "pad_to_multiple_of"]
-OPTIONAL = ["max_samples", "max_patches", "capacity", "window_bytes"]
+OPTIONAL = ["max_samples", "max_patches", "capacity", "window_bytes", "attention_length"]
 BOOLEAN = ["join", "ramp", "shuffle"]
 
 INVALID: list[tuple[str, Any]] = [
@@ -119,6 +119,7 @@ OTHER: dict[str, Any] = {
     "overlong": "drop",
     "max_samples": 4,
     "max_patches": 4,
+    "attention_length": 15000,
     "pad_to_multiple_of": 8,
     "dummy_tokens": 4,
     "idle": "skip",

@@ -83,7 +83,7 @@ def test_every_group_but_the_last_is_full_because_the_next_sample_did_not_fit(
     for group, following in pairwise(groups):
         assert group.full
         visited_next = max(following.samples, key=lambda s: (s.length, -s.index))
-        together = Group((visited_next, *group.samples), 0, False)
+        together = Group((visited_next, *group.samples), 0, False, 0)
         assert not within(together, config)
 
 
@@ -96,7 +96,7 @@ def test_the_last_group_is_full_exactly_where_no_shorter_sample_could_fit(
     last = group_window(window, make_budget(config))[-1]
     length = data.draw(st.integers(1, last.samples[0].length))
     extra = SampleMeta(index=-1, length=length, loss_tokens=0, has_media=True)
-    assert last.full == (not within(Group((extra, *last.samples), 0, False), config))
+    assert last.full == (not within(Group((extra, *last.samples), 0, False, 0), config))
 
 
 def test_an_empty_window_has_no_groups() -> None:
@@ -258,6 +258,14 @@ def test_split_to_balanced_halves_the_costliest_group() -> None:
     budget = Budget(tokens=100)
     groups = [make_group(metas(2, 2, 2, 2, 2), budget, True), make_group([meta(7, 30), meta(8, 40)], budget, True)]
     assert [lengths(g) for g in split_to(groups, 3, budget, "balanced")] == [[2, 2, 2, 2, 2], [30], [40]]
+
+
+def test_split_to_balanced_counts_attention() -> None:
+    budget = Budget(tokens=100, attention_length=10)
+    many, long = make_group(metas(*[5] * 18), budget, True), make_group([meta(20, 39), meta(21, 40)], budget, True)
+    assert (many.cost, many.work) == (90, 135)
+    assert (long.cost, long.work) == (80, 400)
+    assert [len(g.samples) for g in split_to([many, long], 3, budget, "balanced")] == [18, 1, 1]
 
 
 def test_split_to_balanced_passes_over_a_costly_group_of_one() -> None:

@@ -228,7 +228,7 @@ class TestTheChecksThemselves:
             with pytest.raises(AssertionError):
                 check_within_bounds(epoch, dataclasses.replace(self.config, **bound))
 
-    def test_steps_that_are_not_paired_by_cost_are_noticed(self) -> None:
+    def test_steps_that_are_not_paired_by_work_are_noticed(self) -> None:
         samples = [meta(i, 60 + i) for i in range(16)]
         epoch = simulate(samples, dataclasses.replace(self.config, ramp=False), 2)
         check_paired(epoch)
@@ -237,7 +237,7 @@ class TestTheChecksThemselves:
             check_paired(swapped)
 
     def test_wrong_totals_are_noticed(self, epoch: Epoch) -> None:
-        for name in ("samples", "loss_tokens", "tokens", "padded_tokens"):
+        for name in ("samples", "loss_tokens", "tokens", "padded_tokens", "work"):
 
             def add_one(done: RankRound, name: str = name) -> RankRound:
                 step = done.steps[0]

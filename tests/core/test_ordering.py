@@ -48,6 +48,18 @@ def test_the_cost_that_pairs_steps_is_that_of_padded_tokens() -> None:
     ]
 
 
+def test_with_attention_long_rows_meet_though_their_padded_tokens_are_fewer() -> None:
+    budget = Budget(tokens=1000, attention_length=100)
+    short = make_group([meta(i, 50) for i in range(10)], budget, True)
+    long = make_group([meta(20, 400)], budget, True)
+    assert (short.cost, short.work) == (500, 750)
+    assert (long.cost, long.work) == (400, 2000)
+    reference = order_slots(slots([500, 400]), seed=0, epoch=0, round_index=0)
+    assert order_slots([short, long], seed=0, epoch=0, round_index=0) == [
+        long if slot and slot.cost == 500 else short for slot in reference
+    ]
+
+
 def test_the_order_does_not_depend_on_the_order_of_the_slots() -> None:
     given_slots = slots([5, 5, 5, 9, 1])
     other = given_slots[::-1]

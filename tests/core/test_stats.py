@@ -11,8 +11,9 @@ from tests.core.worlds import meta
 
 
 def test_a_ranks_share_of_the_totals_is_in_the_order_of_the_totals() -> None:
-    group = make_group([meta(0, 10, loss=3), meta(1, 6, loss=4)], Budget(tokens=100, pad_to_multiple_of=8), True)
-    assert StepTotals(*totals_of(group)) == StepTotals(samples=2, loss_tokens=7, tokens=16, padded_tokens=32)
+    budget = Budget(tokens=100, pad_to_multiple_of=8, attention_length=64)
+    group = make_group([meta(0, 10, loss=3), meta(1, 6, loss=4)], budget, True)
+    assert StepTotals(*totals_of(group)) == StepTotals(samples=2, loss_tokens=7, tokens=16, padded_tokens=32, work=40)
 
 
 def test_an_idle_slot_adds_nothing_to_any_total() -> None:

@@ -69,6 +69,7 @@ def configs(draw: st.DrawFn, *, join: bool, max_depth: int) -> OdbConfig:
         ramp=draw(st.booleans()),
         assignment=draw(st.sampled_from(["shared", "static"])),
         quota=draw(st.sampled_from([0.01, 0.5, 0.9, 1.0])),
+        attention_length=draw(st.one_of(st.none(), st.integers(1, 100))),
         steps_multiple=draw(st.integers(1, 4)),
         shuffle=draw(st.booleans()),
         seed=draw(st.integers(0, 1000)),

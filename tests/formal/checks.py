@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from odb_factory.core.grouping import Group
 from odb_factory.core.protocol import ClosedRound, RankProtocol
-from tests.core.invariants import padded_rows
+from tests.core.invariants import padded_rows, work_of
 
 if TYPE_CHECKING:
     from tests.formal.ranks import Outcome
@@ -55,6 +56,8 @@ def check_plan(space: Space, begun: RankProtocol, outcome: Outcome) -> None:
             raise Violation("G6", f"a group of padded rows {rows} exceeds the budget {space.config.token_budget}")
         if group.cost != sum(rows):
             raise Violation("G7", f"a group of padded rows {rows} claims {group.cost} padded tokens")
+        if group.work != work_of(rows, space.config):
+            raise Violation("G7", f"a group of padded rows {rows} claims {group.work} as its work")
 
 
 class Round(NamedTuple):
@@ -113,15 +116,16 @@ def check_steps(r: Round) -> None:
     steps = r.closed[0].steps
     for column in zip(*(c.steps for c in r.closed), strict=True):
         groups = [step.group for step in column if step.group is not None]
-        true = [0, 0, 0, 0]
+        true = [0, 0, 0, 0, 0]
         for group in groups:
             true[0] += len(group.samples)
             true[1] += sum(s.loss_tokens for s in group.samples)
             true[2] += sum(s.length for s in group.samples)
             true[3] += group.cost  # as `check_plan` found it
+            true[4] += group.work
         t = column[0].totals
-        if true != [t.samples, t.loss_tokens, t.tokens, t.padded_tokens]:
-            raise Violation("G7", f"a step has samples, loss tokens, tokens, padded tokens {true}, but is told {t}")
+        if true != list(dataclasses.astuple(t)):
+            raise Violation("G7", f"a step has samples, loss, real, padded tokens, work {true}, but is told {t}")
     empty = [not step.totals.samples for step in steps]
     over, multiple = r.closed[0].epoch_over, r.space.config.steps_multiple
     fillers = sum(empty)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -190,7 +191,7 @@ class Search:
             (first.steps - 1) % config.steps_multiple + 1 if first.steps else 0,
             min(first.round_index, 3) if config.ramp else 0,
             (first._run_samples, first._run_tokens) if unassigned else (0, 0),
-            None if totals is None else (totals.samples, totals.loss_tokens, totals.tokens, totals.padded_tokens),
+            None if totals is None else dataclasses.astuple(totals),
         )
         ranks = []
         for p, state, outcome, new in zip(done.protocols, done.states, done.outcomes, done.assigned, strict=True):

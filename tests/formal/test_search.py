@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -123,5 +124,5 @@ def _common(space: Space, of: RankProtocol) -> Common:
         (of.steps - 1) % multiple + 1 if of.steps else 0,
         min(of.round_index, 3) if space.config.ramp else 0,
         (0, 0) if of.all_assigned else (of._run_samples, of._run_tokens),
-        (held.samples, held.loss_tokens, held.tokens, held.padded_tokens) if held else None,
+        dataclasses.astuple(held) if held else None,
     )

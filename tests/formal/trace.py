@@ -134,7 +134,10 @@ def _ended(space: Space, done: Round, names: Sequence[int]) -> Iterator[str]:
 
 
 def _totals(totals: StepTotals) -> str:
-    return f"{totals.samples} samples, {totals.loss_tokens}/{totals.tokens}/{totals.padded_tokens} loss/real/padded"
+    return (
+        f"{totals.samples} samples, {totals.loss_tokens}/{totals.tokens}/{totals.padded_tokens}/{totals.work} "
+        "loss/real/padded/work"
+    )
 
 
 def _groups(groups: Sequence[Group | None]) -> str:

@@ -12,7 +12,8 @@ import pytest
 from odb_factory.config import CHOICES, OdbConfig
 from odb_factory.demo import DemoPaths
 from odb_factory.llamafactory.arguments import OdbFinetuningArguments
-from odb_factory.llamafactory.checks import token_budget
+from odb_factory.llamafactory.checks import recipe_attention, token_budget
+from odb_factory.trainer.attention import attention_length
 from tests.llamafactory.helpers import RECIPE, train_args
 
 FIELDS = tuple(f.name for f in dataclasses.fields(OdbFinetuningArguments) if f.name.startswith("odb"))
@@ -57,7 +58,7 @@ def test_every_field_reaches_the_config(recipe: dict[str, Any]) -> None:
         "ramp": False,
         "timeout": 12.5,
     }
-    assert {f"odb_{name}" for name in given} | {*ONLY_OURS, "odb_token_budget"} == set(FIELDS)
+    assert {f"odb_{name}" for name in given} | {*ONLY_OURS, "odb_token_budget", "odb_attention_length"} == set(FIELDS)
     plain = OdbConfig(token_budget=4096)
     assert all(getattr(plain, name) != value for name, value in given.items())
     arguments = train_args({**recipe, **{f"odb_{name}": value for name, value in given.items()}})[3]
@@ -92,6 +93,40 @@ def test_bad_count(recipe: dict[str, Any], name: str, value: Any) -> None:
         train_args({**recipe, f"odb_{name}": value})
     auto = ", or auto," if name == "token_budget" and isinstance(value, str) else ","
     assert str(error.value) == f"odb_{name} must be a positive integer{auto} got {value!r}."
+
+
+class Asked(Exception):
+    """The model's configuration was asked for."""
+
+
+def ask() -> Any:
+    raise Asked
+
+
+@pytest.mark.parametrize(("value", "length"), [(None, None), (3000, 3000)])
+def test_an_attention_length_that_is_given_needs_no_model(
+    recipe: dict[str, Any], value: int | None, length: int | None
+) -> None:
+    assert train_args({**recipe, "odb_attention_length": value})[3].attention_length(ask) == length
+
+
+def test_auto_attention_length_is_the_models(recipe: dict[str, Any], demo: DemoPaths) -> None:
+    from transformers import AutoConfig
+
+    model, _, _, tuning, _ = train_args(recipe)
+    assert tuning.odb_attention_length == "auto"
+    with pytest.raises(Asked):
+        tuning.attention_length(ask)
+    expected = attention_length(AutoConfig.from_pretrained(demo.model))
+    assert recipe_attention(model, tuning) == expected is not None
+
+
+@pytest.mark.parametrize("value", [0, -1, "x", "2048", 1.5, True])
+def test_bad_attention_length(recipe: dict[str, Any], value: Any) -> None:
+    with pytest.raises(ValueError) as error:
+        train_args({**recipe, "odb_attention_length": value})
+    auto = ", auto or null," if isinstance(value, str) else ","
+    assert str(error.value) == f"odb_attention_length must be a positive integer{auto} got {value!r}."
 
 
 @pytest.mark.parametrize("name", ["alignment", "split", "overlong", "idle", "assignment", "on_bad_sample"])
@@ -181,6 +216,10 @@ def test_command_line(recipe: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("option", "complaint"),
     [
+        (
+            "--odb_attention_length=x",
+            "argument --odb_attention_length.* must be a number of tokens, or auto, got 'x'",
+        ),
         ("--odb_token_budget=x", "argument --odb_token_budget.* must be a number of tokens, or auto, got 'x'"),
         ("--odb_alignment=nonsense", "argument --odb_alignment.* invalid choice: 'nonsense'"),
         ("--odb_join=maybe", "argument --odb_join.* Truthy value expected"),

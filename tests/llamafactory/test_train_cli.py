@@ -118,7 +118,7 @@ def good(run: Finished | str) -> Finished:
     return run
 
 
-def check_steps(lines: list[dict[str, Any]], budget: int) -> None:
+def check_steps(lines: list[dict[str, Any]], budget: int, attention: int) -> None:
     """What must hold of every line of an audit."""
     for line in lines:
         count = len(line["indices"])
@@ -128,6 +128,8 @@ def check_steps(lines: list[dict[str, Any]], budget: int) -> None:
         assert line["padded_tokens"] <= budget or count == 1
         assert line["padded_tokens"] >= sum(line["lengths"]) >= line["loss_tokens"]
         assert line["padded_tokens"] % 8 == 0
+        longest = line["padded_tokens"] // max(1, count)
+        assert line["work"] == line["padded_tokens"] + line["padded_tokens"] * longest // attention
 
 
 def check_totals(run: Finished, lines: list[dict[str, Any]], summary: dict[str, Any]) -> None:
@@ -169,7 +171,7 @@ def check_said_once(run: Finished) -> None:
 def test_full_run(runs: dict[str, Finished | str]) -> None:
     run = good(runs["full"])
     lines, summary, results = run.audit(), run.json("odb_summary.json"), run.json("train_results.json")
-    check_steps(lines, 1280)
+    check_steps(lines, 1280, run.json("odb_summary.json")["attention_length"])
     check_totals(run, lines, summary)
     check_logs(run)
     check_said_once(run)
@@ -204,7 +206,8 @@ def test_full_run(runs: dict[str, Finished | str]) -> None:
     assert losses[-1] < losses[0]
     assert "training example:" in run.log
     window = r"windows of 16 samples or [\d,]+ MiB \(odb_window_bytes\) a rank \(an epoch begins with 2, 4, 8\)"
-    more = "rule carry, assignment shared; 1 rank; an update is 1 micro-batch a rank[.]"
+    attention = rf"attention counts as much as all else in rows of {summary['attention_length']:,} tokens"
+    more = f"rule carry, assignment shared; {attention}; 1 rank; an update is 1 micro-batch a rank[.]"
     assert re.search(f"up to 1,280 padded tokens a micro-batch, {window}; {more}", run.log)
     assert (run.output / "odb_report.png").stat().st_size > 20_000
 
@@ -212,7 +215,7 @@ def test_full_run(runs: dict[str, Finished | str]) -> None:
 def test_lora_with_evaluation(runs: dict[str, Finished | str]) -> None:
     run = good(runs["lora"])
     lines, summary = run.audit(), run.json("odb_summary.json")
-    check_steps(lines, 1280)
+    check_steps(lines, 1280, run.json("odb_summary.json")["attention_length"])
     check_totals(run, lines, summary)
     check_logs(run)
     for_training = SIZE - math.ceil(SIZE * 0.25)
@@ -233,7 +236,7 @@ def test_lora_with_evaluation(runs: dict[str, Finished | str]) -> None:
 def test_frozen_text_model(runs: dict[str, Finished | str], text_model: Path) -> None:
     run = good(runs["freeze"])
     lines = run.audit()
-    check_steps(lines, 1024)  # 1 x cutoff_len
+    check_steps(lines, 1024, run.json("odb_summary.json")["attention_length"])  # 1 x cutoff_len
     check_totals(run, lines, run.json("odb_summary.json"))
     check_logs(run)
     first = [index for line in lines if line["epoch"] == 0 for index in line["indices"]]
@@ -259,7 +262,7 @@ def test_two_ranks(recipe: dict[str, Any]) -> None:
     audits, summary = [run.audit(rank) for rank in range(2)], run.json("odb_summary.json")
     assert len(audits[0]) == len(audits[1])
     for lines in audits:
-        check_steps(lines, 900)
+        check_steps(lines, 900, summary["attention_length"])
     check_totals(run, audits[0] + audits[1], summary)
     check_logs(run)
     check_said_once(run)
@@ -315,13 +318,14 @@ def _figures(steps: list[tuple[dict[str, Any], ...]]) -> dict[str, float]:
     padded = sum(line["padded_tokens"] for line in lines)
     tokens = sum(sum(line["lengths"]) for line in lines)
     samples = sum(len(line["indices"]) for line in lines)
-    slowest = sum(max(line["padded_tokens"] for line in step) for step in steps)
+    work = sum(line["work"] for line in lines)
+    slowest = sum(max(line["work"] for line in step) for step in steps)
     return {
         "padding": 1 - tokens / padded,
         "samples_per_step": samples / len(steps),
         "samples_per_update": samples / len({step[0]["update"] for step in steps}),
         "filler_share": sum(line["idle"] for line in lines) / len(lines),
-        "imbalance": 1 - padded / (len(steps[0]) * slowest),
+        "imbalance": 1 - work / (len(steps[0]) * slowest),
         "tokens_per_sample": tokens / samples,
         "padded_tokens_per_sample": padded / samples,
     }

@@ -52,7 +52,8 @@ def check_odb(plan: Plan, run: Finished, ranks: int) -> None:
     summary, own = run.json("odb_summary.json"), plan.own
     assert own.steps == len(padded) == summary["steps"]
     assert own.padded_tokens == sum(map(sum, padded)) == summary["padded_tokens"]
-    assert own.slowest_tokens == sum(map(max, padded))
+    assert plan.config.attention_length == summary["attention_length"] is not None
+    assert own.slowest_work == sum(max(line["work"] for line in step) for step in zip(*audits, strict=True))
     assert own.samples == summary["samples"]
     assert own.tokens == summary["tokens"]
     assert own.fillers == summary["fillers"]

@@ -29,7 +29,7 @@ PREDICTION = {
     "samples",
     "tokens",
     "padded_tokens",
-    "slowest_rank_padded_tokens",
+    "slowest_rank_work",
     "fillers",
     "short_windows",
     "dropped_overlong",

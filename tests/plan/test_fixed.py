@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from odb_factory.core.sample import SampleMeta
-from odb_factory.plan.fixed import deal, padded_tokens, predict_fixed, predict_packing, random_order, sorted_order
+from odb_factory.plan.fixed import deal, predict_fixed, predict_packing, random_order, row_length, sorted_order
 
 
 def metas(*lengths: int, media: tuple[int, ...] = ()) -> list[SampleMeta]:
@@ -50,16 +50,16 @@ def test_sorted_is_transformers_group_by_length() -> None:
     assert spread < 30  # of 500: mega-batches are sorted
 
 
-class TestPaddedTokens:
+class TestRowLength:
     def test_the_longest_counts_in_multiples(self) -> None:
-        assert padded_tokens(metas(3, 17, 9), multiple=8, dummy_tokens=0) == 3 * 24
+        assert row_length(metas(3, 17, 9), multiple=8, dummy_tokens=0) == 24
 
     def test_the_dummy_image_widens_the_first_row_only(self) -> None:
-        assert padded_tokens(metas(3, 17, 9), multiple=8, dummy_tokens=10) == 3 * 24
-        assert padded_tokens(metas(17, 3, 9), multiple=8, dummy_tokens=10) == 3 * 32
+        assert row_length(metas(3, 17, 9), multiple=8, dummy_tokens=10) == 24
+        assert row_length(metas(17, 3, 9), multiple=8, dummy_tokens=10) == 32
 
     def test_there_is_none_where_a_sample_has_media(self) -> None:
-        assert padded_tokens(metas(17, 3, 9, media=(1,)), multiple=8, dummy_tokens=10) == 3 * 24
+        assert row_length(metas(17, 3, 9, media=(1,)), multiple=8, dummy_tokens=10) == 24
 
 
 def test_an_epoch_of_fixed_batches_by_hand() -> None:
@@ -82,9 +82,47 @@ def test_an_epoch_of_fixed_batches_by_hand() -> None:
     assert prediction.samples_per_step == 4
     assert prediction.tokens == 150 + 10 + 20 + 30
     assert prediction.padded_tokens == 2 * 20 + 2 * 40 + 2 * 50 + 2 * 30
-    assert prediction.slowest_tokens == 80 + 100
+    assert prediction.slowest_work == 80 + 100
     assert prediction.padding == pytest.approx(1 - 210 / 280)
     assert prediction.ideal_share == pytest.approx(150 / (2 * 180))  # a repeated sample is no gain
+
+
+def test_fixed_batches_pay_for_attention_by_their_row_length() -> None:
+    """[0 1 | 2 3] of rows of 20 and 40: the second takes 80 x (1 + 40 / 80); the samples alone, each by its length."""
+    prediction = predict_fixed(
+        "standard",
+        metas(10, 20, 30, 40),
+        range(4),
+        batch_size=2,
+        world_size=2,
+        accumulation=1,
+        multiple=1,
+        dummy_tokens=0,
+        attention_length=80,
+        exact=True,
+    )
+    assert prediction.padded_tokens == 40 + 80
+    assert prediction.slowest_work == 120
+    assert prediction.useful_work == 11 + 25 + 41 + 60
+    assert prediction.ideal_share == pytest.approx(137 / (2 * 120))
+
+
+def test_packed_samples_pay_for_attention_to_themselves_only() -> None:
+    """Rows of 63 + 1 tokens: of 40 and 23, and of 30."""
+    prediction = predict_packing(
+        metas(40, 23, 30),
+        cutoff=64,
+        rows_at_once=10,
+        batch_size=1,
+        world_size=2,
+        accumulation=1,
+        multiple=8,
+        attention_length=10,
+    )
+    assert prediction.steps == 1
+    assert prediction.padded_tokens == 128
+    assert prediction.slowest_work == 64 + 160 + 52  # 40 x 40 / 10 and 23 x 23 / 10
+    assert prediction.useful_work == 93 + 160 + 52 + 90
 
 
 def encoder(cutoff: int) -> Any:

@@ -50,7 +50,7 @@ class TestMakeEpoch:
         assert made[0] == made[1] != made[2]
 
 
-CONFIG = OdbConfig(token_budget=800, depth=32, pad_to_multiple_of=8, seed=5)
+CONFIG = OdbConfig(token_budget=800, depth=32, pad_to_multiple_of=8, seed=5, attention_length=500)
 
 
 def test_an_epoch_is_the_core_s_own() -> None:
@@ -65,6 +65,9 @@ def test_an_epoch_is_the_core_s_own() -> None:
     assert prediction.tokens == sum(s.length for s in samples)
     assert 0 < prediction.padding < 0.5
     assert 0.5 < prediction.ideal_share < 1
+    steps = zip(*[[step.group for step in rank] for rank in epoch.steps], strict=True)
+    assert prediction.slowest_work == sum(max(group.work if group else 0 for group in step) for step in steps)
+    assert prediction.useful_work == sum(s.length + s.length**2 // 500 for s in samples)
 
 
 def test_overlong_samples_are_dropped_where_the_recipe_says_so() -> None:
@@ -108,7 +111,7 @@ def test_a_long_epoch_is_drawn_out_to_what_it_would_be(monkeypatch: pytest.Monke
     drawn = predict_online(make, 20_000, CONFIG, 2)
     assert not drawn.exact
     assert drawn.samples == 20_000
-    for name in ("steps", "updates", "padded_tokens", "slowest_tokens", "tokens"):
+    for name in ("steps", "updates", "padded_tokens", "slowest_work", "tokens"):
         assert getattr(drawn, name) == pytest.approx(getattr(whole, name), rel=0.01), name
 
 

@@ -163,8 +163,8 @@ def test_a_batch_larger_than_the_socket_buffers_arrives_and_is_followed_by_the_n
     batch = {"pixel_values": torch.arange(2_000_000), "more": torch.ones(3, dtype=torch.bfloat16)}
     info = StepInfo(
         epoch=0, step=1, round=0, idle=False, last=True, indices=(4, 2), lengths=(3, 5), loss_tokens=6, tokens=8,
-        padded_tokens=10, global_samples=4, global_loss_tokens=9, global_tokens=16, global_padded_tokens=20,
-        global_dropped=1, dropped=(Dropped(9, "overlong"),),
+        padded_tokens=10, work=12, global_samples=4, global_loss_tokens=9, global_tokens=16, global_padded_tokens=20,
+        global_work=25, global_dropped=1, dropped=(Dropped(9, "overlong"),),
     )  # fmt: skip
     end_of_epoch = EpochEnd(
         epoch=0, steps=2, rounds=1, left=0, dropped=(), global_dropped=0, exchanges=4, exchange_bytes=8

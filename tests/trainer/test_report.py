@@ -14,7 +14,7 @@ from odb_factory.trainer.report import MOST_NAMED, Audit
 
 
 def step(number: int, *, dropped: tuple[Dropped, ...] = (), epoch: int = 0) -> StepInfo:
-    totals: dict[str, Any] = dict.fromkeys(("samples", "loss_tokens", "tokens", "padded_tokens"), 1)
+    totals: dict[str, Any] = dict.fromkeys(("samples", "loss_tokens", "tokens", "padded_tokens", "work"), 1)
     return StepInfo(
         epoch=epoch,
         step=number,
@@ -26,6 +26,7 @@ def step(number: int, *, dropped: tuple[Dropped, ...] = (), epoch: int = 0) -> S
         loss_tokens=1,
         tokens=4,
         padded_tokens=4,
+        work=4,
         global_dropped=len(dropped),
         dropped=dropped,
         **{f"global_{name}": value for name, value in totals.items()},

@@ -25,8 +25,10 @@ class Clock:
         return self.now
 
 
-def info(number: int, round_: int, *, padded: int, total: tuple[int, int, int], window: int = 0) -> StepInfo:
-    """A step of one rank: its padded tokens (0: IDLE), and (samples, tokens, padded tokens) of all ranks."""
+def info(
+    number: int, round_: int, *, padded: int, total: tuple[int, int, int], work: int, all_work: int, window: int = 0
+) -> StepInfo:
+    """A step of one rank: its padded tokens (0: IDLE), and (samples, tokens, padded tokens) of all ranks; work."""
     samples, tokens, padded_tokens = total
     return StepInfo(
         epoch=0,
@@ -39,10 +41,12 @@ def info(number: int, round_: int, *, padded: int, total: tuple[int, int, int], 
         loss_tokens=0,
         tokens=0,
         padded_tokens=padded,
+        work=work,
         global_samples=samples,
         global_loss_tokens=0,
         global_tokens=tokens,
         global_padded_tokens=padded_tokens,
+        global_work=all_work,
         global_dropped=0,
         window_samples=window,
         window_bytes=100 * window,
@@ -51,14 +55,15 @@ def info(number: int, round_: int, *, padded: int, total: tuple[int, int, int], 
 
 
 TOTALS = [(6, 90, 100), (4, 50, 60), (1, 10, 10)]
+WORK = [150, 75, 15]
 RANKS = [
     [
-        info(k, r, padded=p, total=t, window=8 - 4 * r)
-        for k, r, p, t in zip(range(3), [0, 0, 1], [60, 30, 10], TOTALS, strict=True)
+        info(k, r, padded=p, total=t, work=w, all_work=a, window=8 - 4 * r)
+        for k, r, p, t, w, a in zip(range(3), [0, 0, 1], [60, 30, 10], TOTALS, [70, 40, 15], WORK, strict=True)
     ],
     [
-        info(k, r, padded=p, total=t, window=4 - 4 * r)
-        for k, r, p, t in zip(range(3), [0, 0, 1], [40, 30, 0], TOTALS, strict=True)
+        info(k, r, padded=p, total=t, work=w, all_work=a, window=4 - 4 * r)
+        for k, r, p, t, w, a in zip(range(3), [0, 0, 1], [40, 30, 0], TOTALS, [80, 35, 0], WORK, strict=True)
     ],
 ]
 
@@ -69,7 +74,7 @@ def world() -> list[Meter]:
     meters: list[Meter] = []
 
     def make(own: int) -> Any:
-        def reduce(sums: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        def reduce(sums: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             other = meters[1 - own]
             names = (
                 "rank_seconds",
@@ -79,7 +84,7 @@ def world() -> list[Meter]:
                 "window_bytes",
                 "align_seconds",
             )
-            return sums + np.array([other._local[n] for n in names]), np.maximum(costs, other._costs)
+            return sums + np.array([other._local[n] for n in names]), np.maximum(work, other._work)
 
         return reduce
 
@@ -111,7 +116,7 @@ def test_figures_are_those_of_all_ranks(world: list[Meter]) -> None:
             "samples_per_step": 11 / 3,
             "data_wait": 8 / 24,
             "filler_share": 1 / 6,
-            "imbalance": 1 - 170 / (2 * (60 + 30 + 10)),
+            "imbalance": 1 - 240 / (2 * (80 + 40 + 15)),
             "samples_per_update": 11 / 2,
             "window_samples": (8 + 8 + 4 + 4 + 4 + 0) / 6,
             "window_bytes": 100 * (8 + 8 + 4 + 4 + 4 + 0) / 6,
@@ -124,7 +129,7 @@ def test_figures_are_those_of_all_ranks(world: list[Meter]) -> None:
 
 
 def test_a_log_starts_anew_and_the_run_adds_up(world: list[Meter]) -> None:
-    meter = Meter(1, lambda sums, costs: (sums, costs), clock := Clock())
+    meter = Meter(1, lambda sums, work: (sums, work), clock := Clock())
     logged = []
     for steps in RANKS[0][:2], RANKS[0][2:]:
         meter.begin_update()
@@ -134,13 +139,13 @@ def test_a_log_starts_anew_and_the_run_adds_up(world: list[Meter]) -> None:
     assert [f["samples_per_step"] for f in logged] == [5, 1]
     assert [f["samples_per_second"] for f in logged] == [10 / 2, 1 / 2]
     assert figures_of(meter.run)["samples_per_second"] == pytest.approx(11 / 4)
-    later = Meter(1, lambda sums, costs: (sums, costs))
+    later = Meter(1, lambda sums, work: (sums, work))
     later.restore(json.loads(json.dumps(meter.state())))
     assert figures_of(later.run) == figures_of(meter.run)
 
 
 def test_nothing_trained_gives_zeros() -> None:
-    assert set(Meter(1, lambda sums, costs: (sums, costs)).figures().values()) == {0.0}
+    assert set(Meter(1, lambda sums, work: (sums, work)).figures().values()) == {0.0}
 
 
 def test_a_long_series_stays_small_and_loses_nothing() -> None:

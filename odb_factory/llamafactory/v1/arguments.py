@@ -80,8 +80,11 @@ class OdbTrainingArguments(OdbFields, TrainingArguments):
             if applies:
                 raise ValueError(f"batching_strategy: {STRATEGY} {sentence}")
 
-    def recipe_config(self, num_micro_batch: int) -> OdbConfig:
+    def recipe_config(self, num_micro_batch: int, model_config: Any) -> OdbConfig:
         """The `OdbConfig` of these fields, for `num_micro_batch` micro-batches an update.
+
+        Args:
+            model_config: `PretrainedConfig` of the model.
 
         Raises:
             ValueError: see `OdbConfig`, and `odb_samples_per_update` with a `global_batch_size` that contradicts it.
@@ -96,6 +99,7 @@ class OdbTrainingArguments(OdbFields, TrainingArguments):
             budget=self.micro_batch_size * self.cutoff_len if budget is None else budget,
             seed=self.seed,
             steps_multiple=num_micro_batch,
+            attention_length=self.attention_length(lambda: model_config),
         )
 
 

@@ -6,8 +6,10 @@ import dataclasses
 from typing import Any
 
 import pytest
+from transformers import Qwen3Config
 
 from odb_factory.config import OdbConfig
+from odb_factory.trainer.attention import attention_length
 
 
 def parsed(args: Any) -> Any:
@@ -21,19 +23,24 @@ def flags(**values: Any) -> list[str]:
 
 
 ODB = {"batching_strategy": "odb"}
+MODEL = Qwen3Config()
 
 
 @pytest.mark.parametrize("read", [dict, lambda values: flags(**values)], ids=["yaml", "command line"])
 def test_odb_parses_with_its_fields(read: Any) -> None:
     arguments = parsed(read({**ODB, "odb_token_budget": 512, "odb_depth": 32, "odb_samples_per_update": 8, "seed": 7}))
     assert arguments.batching_strategy == "odb"
-    config = arguments.recipe_config(1)
-    assert config == OdbConfig(token_budget=512, depth=32, seed=7)
+    config = arguments.recipe_config(1, MODEL)
+    assert config == OdbConfig(token_budget=512, depth=32, seed=7, attention_length=attention_length(MODEL))
 
 
 def test_defaults() -> None:
     arguments = parsed({**ODB, "micro_batch_size": 3, "cutoff_len": 100})
-    assert arguments.recipe_config(4) == OdbConfig(token_budget=300, seed=42, steps_multiple=4)
+    assert arguments.recipe_config(4, MODEL) == OdbConfig(
+        token_budget=300, seed=42, steps_multiple=4, attention_length=attention_length(MODEL)
+    )
+    assert parsed({**ODB, "odb_attention_length": None}).recipe_config(1, MODEL).attention_length is None
+    assert parsed({**ODB, "odb_attention_length": 70}).recipe_config(1, MODEL).attention_length == 70
 
 
 @pytest.mark.parametrize("name", ["normal", "padding_free", "dynamic_padding_free"])
@@ -94,4 +101,4 @@ def test_bad_fields(fields: dict[str, Any], sentence: str) -> None:
 def test_two_ways_to_close_an_update() -> None:
     arguments = parsed({**ODB, "odb_samples_per_update": 4, "global_batch_size": 8})
     with pytest.raises(ValueError, match="odb_samples_per_update 4 and global_batch_size 8 both say when an update"):
-        arguments.recipe_config(2)
+        arguments.recipe_config(2, MODEL)
