@@ -27,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repetitions", type=int, help="trainings of each method; default 3, quick 1")
     parser.add_argument("--conversations", type=int, help=f"default {FULL.conversations}, quick {QUICK.conversations}")
     parser.add_argument(
+        "--head", type=int, help=f"width of the attention head, which makes attention dear; default {FULL.head}"
+    )
+    parser.add_argument(
         "--work-dir", type=Path, default=Path("outputs/train"), metavar="DIR", help="for model, data, logs; emptied"
     )
     parser.add_argument("--deadline", type=float, default=400, help="seconds that one training may take")
@@ -117,6 +120,10 @@ def size_of(options: argparse.Namespace) -> Size:
     size = QUICK if options.quick else FULL
     if options.conversations is not None:
         size = dataclasses.replace(size, conversations=options.conversations)
+    if options.head is not None:
+        if options.head < 2 or options.head % 2:
+            raise BenchmarkError("--head must be an even number of at least 2.")
+        size = dataclasses.replace(size, head=options.head)
     multiple = size.ranks * size.batch_size
     if size.conversations < 1 or size.conversations % multiple:
         raise BenchmarkError(

@@ -42,7 +42,17 @@ PANELS = {"samples_per_s": "emitted samples / s", "padding": "padding", "ideal_s
 
 
 def tables(rows: list[Row]) -> str:
-    """Speed, and what else came out; medians over the repetitions, in brackets the least and the most."""
+    """Speed, and what else came out, for each model; medians of the repetitions, in brackets the least and the most."""
+    return "\n\n".join(_tables(part) for part in _by_model(rows))
+
+
+def _by_model(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows of models that differ in their attention head, in the order of their first rows."""
+    heads = dict.fromkeys(row.settings.get("head") for row in rows)
+    return [[row for row in rows if row.settings.get("head") == head] for head in heads]
+
+
+def _tables(rows: list[Row]) -> str:
     failed = [row for row in rows if "failed" in row.figures]
     rows = [row for row in rows if "failed" not in row.figures]
     if not rows:
@@ -69,10 +79,10 @@ def ratios(rows: Sequence[Row], method: str) -> list[float]:
 
 
 def plot(rows: list[Row]) -> Any:
-    """Samples/s, padding and share of ideal time by method; lines reach from the least to the most repetition."""
+    """Samples/s, padding and share of ideal time of the first model; lines go from the least to the most repetition."""
     from matplotlib.figure import Figure
 
-    rows = [row for row in rows if "failed" not in row.figures]
+    rows = [row for row in _by_model(rows)[0] if "failed" not in row.figures]
     methods = _methods(rows)
     figure = Figure(figsize=(11, 3.2), layout="constrained")
     panels = zip(figure.subplots(1, len(PANELS), sharey=True), PANELS.items(), strict=True)

@@ -35,7 +35,7 @@ def encoded(lengths: list[int]) -> Encoded:
 
 
 def options(**values: Any) -> argparse.Namespace:
-    return argparse.Namespace(**{"quick": True, "conversations": None} | values)
+    return argparse.Namespace(**{"quick": True, "conversations": None, "head": None} | values)
 
 
 def test_a_part_of_the_tokenizer_encodes_as_tiktoken_with_these_ranks() -> None:
@@ -116,6 +116,9 @@ def test_conversations_are_trained_once_by_standard() -> None:
     assert size_of(options()) == QUICK
     with pytest.raises(BenchmarkError, match="take 8"):
         size_of(options(conversations=5))
+    assert size_of(options(head=64)).head == 64
+    with pytest.raises(BenchmarkError, match="--head must be an even number"):
+        size_of(options(head=3))
 
 
 def test_recipes_differ_in_nothing_but_the_batching(tmp_path: Path) -> None:
@@ -207,6 +210,8 @@ def test_the_view_compares_within_a_repetition() -> None:
     assert text.index("| Standard |") < text.index("| odb-factory |")
     assert view.ratios(rows[:1], "odb") == []
     assert "| odb-factory | 30.00 |  |" in view.tables(rows[:1])
+    wide = [dataclasses.replace(one, settings={**one.settings, "head": 64}) for one in rows]
+    assert view.tables([*rows, *wide]) == f"{text}\n\n{view.tables(wide)}", "each model has tables of its own"
     drawn = view.plot(rows)
     assert [[bar.get_width() for bar in axes.patches] for axes in drawn.axes] == [[15.0, 30.0], [0.1, 0.1], [0.5, 0.5]]
 
