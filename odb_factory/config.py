@@ -40,7 +40,7 @@ class OdbConfig:
     alignment: str = "carry"
     """Rule for the steps of a round: `carry` (only full groups leave before the drain) or `max` (the paper's)."""
     split: str = "balanced"
-    """How a rank with too few groups makes more: `balanced` (halve the costliest) or `singleton` (the paper's)."""
+    """How a rank with too few groups makes more: `balanced` (halve the most work) or `singleton` (the paper's)."""
     join: bool = True
     """True: every sample is emitted once per epoch. False: the epoch closes at `quota`, and counts what was left."""
     quota: float = 0.95

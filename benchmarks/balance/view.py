@@ -63,12 +63,13 @@ def _by_attention(rows: Sequence[Row]) -> str:
         ]
         for method in sorted({row.method for row in rows}, key=_place)
     ]
-    _, own, ranks, depth = shown[0]
-    length = next(row.settings["attention_length"] for row in own if row.method == "odb")
+    _, _, ranks, depth = shown[0]
+    taken = {row.settings.get("attention_length") for row in rows if row.method == "odb"}
+    ours = "".join(f", ODB takes it for {length:,}" for length in taken if isinstance(length, int))
     return (
         f"### Share of ideal time where attention takes {_square(rows[0]):.3g} per (token)²\n\n{ranks} ranks, depth "
-        f"{depth}; attention takes as long as all else in rows of {round(1 / _square(rows[0])):,} tokens, ODB takes "
-        f"it for {length:,}:\n\n{table(['method', *(data for data, _ in parts)], lines)}"
+        f"{depth}; attention takes as long as all else in rows of {round(1 / _square(rows[0])):,} tokens{ours}:"
+        f"\n\n{table(['method', *(data for data, _ in parts)], lines)}"
     )
 
 

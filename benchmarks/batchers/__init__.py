@@ -43,6 +43,8 @@ class Settings:
     seed: int = 0
     multiple: int = 8
     """Rows are padded to a multiple of this (tokens), as LLaMA-Factory does."""
+    attention_length: int | None = None
+    """See `OdbConfig`; of ours."""
 
     @property
     def rows(self) -> int:
@@ -62,6 +64,8 @@ METHODS: dict[str, Callable[[Sequence[int], Settings], Epoch]] = {
     "bmt": lambda lengths, s: bmt(lengths, budget=s.budget, bucket_size=s.world * s.depth, **_common(s)),
     "paper": lambda lengths, s: paper(lengths, depth=s.depth, budget=s.budget, **_common(s)),
     "public": lambda lengths, s: public(lengths, depth=s.depth, budget=s.budget, **_common(s)),
-    "odb": lambda lengths, s: odb(lengths, depth=s.depth, budget=s.budget, **_common(s)),
+    "odb": lambda lengths, s: odb(
+        lengths, depth=s.depth, budget=s.budget, attention_length=s.attention_length, **_common(s)
+    ),
 }
 """`bmt` has buckets of as many samples as the windows of all ranks hold together: the same choice, lengths known."""

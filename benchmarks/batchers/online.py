@@ -65,7 +65,7 @@ def run_online(lengths: Sequence[int], config: OdbConfig, world: int, *, by_leng
     """One epoch.
 
     Args:
-        by_length: after each round, pair the groups of the ranks by length instead of by cost.
+        by_length: after each round, pair the groups of the ranks by length instead of by work.
     """
     samples = [SampleMeta(index=i, length=length, loss_tokens=1) for i, length in enumerate(lengths)]
     start = time.process_time()

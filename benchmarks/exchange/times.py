@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from benchmarks.exchange.public import FIRST, SECOND
 from benchmarks.exchange.world import CONFIG
+from odb_factory.core.protocol import RankProtocol
+from odb_factory.core.stats import StepTotals
 from odb_factory.runtime.exchange import GlooExchange
 from odb_factory.runtime.rendezvous import meet
 from tests.dist import run_ranks
@@ -35,7 +37,7 @@ def _rounds(rank: int, world: int, rounds: int) -> dict[str, list[float]]:
 
     def ours() -> None:
         exchange.minimum([1] * MINIMA, "a round")
-        exchange.sum([1] * (4 * STEPS + 5), "a round")
+        exchange.sum([1] * (StepTotals.WIDTH * STEPS + RankProtocol.TAIL), "a round")
         exchange.prefix_sum(1, "a round")
 
     def public() -> None:

@@ -22,6 +22,9 @@ ATTENTION = 2e-5
 """Cost of a square over a token's by the 8B model's shape: causal attention in 36 layers of width 4096, against the
 products of its 7.6e9 parameters."""
 
+ATTENTION_LENGTH = 25662
+"""What `odb_attention_length: auto` finds for the 8B model, of ours; 2B's squares cost as much of a token here."""
+
 TIME_MODELS: dict[str, float | None] = {"A": None, "B": ATTENTION}
 """`Assumptions.square_ratio` of each: A fits all three constants; B takes attention from the shape and fits two."""
 
@@ -90,6 +93,7 @@ class Works:
                 batch_size=assume.batch_size,
                 cutoff=round(profile.longest * factor),
                 seed=self._seed,
+                attention_length=ATTENTION_LENGTH,
             )
             batcher = METHODS[BATCHERS.get(method, method)]
             self._made[key] = Work.of(batcher(self.lengths(profile, name, assume), settings))

@@ -112,8 +112,8 @@ def add_open(cells: Sequence[Cell], works: Works, base: Assumptions, rows: RowWr
 def add_attention(cells: Sequence[Cell], works: Works, base: Assumptions, rows: RowWriter) -> None:
     """Ours over the paper's protocol, 8B on one node, for given costs of attention.
 
-    The paper pairs the ranks' micro-batches by length, ours by padded tokens: which is better depends on what a square
-    costs.
+    The paper pairs the ranks' micro-batches by length, ours evens them out by padded tokens and attention, which it
+    takes for as costly as `ATTENTION_LENGTH` says, whatever it costs.
     """
     standard = [cell for cell in cells if cell.may_be_fitted]
     for ratio in (0.0, ATTENTION, 2 * ATTENTION, 5 * ATTENTION, 10 * ATTENTION):

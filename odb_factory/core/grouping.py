@@ -133,7 +133,7 @@ def split_to(groups: Sequence[Group], count: int, budget: Budget, how: str) -> l
 
     Args:
         groups: at most `count` groups that hold at least `count` samples together.
-        how: `balanced` halves the costliest group; `singleton` takes one sample out of the largest group.
+        how: `balanced` halves the group with the most work; `singleton` takes one sample out of the largest group.
 
     Raises:
         ValueError: fewer than `count` samples, or more than `count` groups.
@@ -147,7 +147,7 @@ def split_to(groups: Sequence[Group], count: int, budget: Budget, how: str) -> l
             at = max(splittable, key=lambda i: (result[i].work, -i))
             parts = split_balanced(result[at], budget)
         else:
-            at = max(splittable, key=lambda i: (len(result[i].samples), result[i].work, -i))
+            at = max(splittable, key=lambda i: (len(result[i].samples), result[i].cost, -i))
             parts = split_singleton(result[at], budget)
         result[at : at + 1] = parts
     return result

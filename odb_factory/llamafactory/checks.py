@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import os
+from collections.abc import Callable
 from typing import Any
 
 from odb_factory.config import OdbConfig
@@ -76,12 +76,10 @@ def below_cutoff(config: OdbConfig, cutoff_len: int) -> str | None:
     )
 
 
-def recipe_attention(model_args: Any, finetuning_args: Any) -> int | None:
-    """`OdbConfig.attention_length` of a recipe, by the configuration of the model that it names."""
-    from llamafactory.model.loader import load_config
-
-    # a copy: it may put the place of a downloaded model into the arguments
-    length: int | None = finetuning_args.attention_length(lambda: load_config(copy.copy(model_args)))
+def recipe_attention(finetuning_args: Any, data_args: Any, load_config: Callable[[], Any]) -> int | None:
+    """`OdbConfig.attention_length` of a recipe; `load_config` gives the configuration of its model."""
+    trained = finetuning_args.finetuning_type == "full"
+    length: int | None = finetuning_args.attention_length(load_config, longest=data_args.cutoff_len, trained=trained)
     return length
 
 

@@ -20,13 +20,13 @@ def option(default: Any, text: str) -> Any:
 
 
 class TokensOrAuto:
-    """What a command-line flag says of a number of tokens: the number, or `auto`. Its values are int or str."""
+    """What a command-line flag says of a number of tokens: the number, `auto` or `null`; int, str or None."""
 
     def __new__(cls, text: str) -> Any:
         try:
-            return text if text == AUTO else int(text)
+            return text if text == AUTO else None if text == "null" else int(text)
         except ValueError:
-            raise ArgumentTypeError(f"must be a number of tokens, or {AUTO}, got {text!r}") from None
+            raise ArgumentTypeError(f"must be a number of tokens, {AUTO} or null, got {text!r}") from None
 
 
 @dataclass
@@ -55,7 +55,7 @@ class OdbFields:
         "`max` is the paper's rule.",
     )
     odb_split: Literal["balanced", "singleton"] = option(
-        DEFAULTS.split, "How a rank with too few groups makes more: halve the costliest, or the paper's single samples."
+        DEFAULTS.split, "How a rank with too few groups makes more: halve the largest, or the paper's single samples."
     )
     odb_join: bool = option(
         DEFAULTS.join,
@@ -134,14 +134,15 @@ class OdbFields:
         )
         check_samples_per_update(self.odb_samples_per_update)
 
-    def attention_length(self, load_config: Callable[[], Any]) -> int | None:
+    def attention_length(self, load_config: Callable[[], Any], *, longest: int, trained: bool) -> int | None:
         """`OdbConfig.attention_length` as these fields say it.
 
         Args:
             load_config: gives the `PretrainedConfig` of the model that is trained; called where it is needed.
+            longest, trained: see `odb_factory.trainer.attention`.
         """
         given: Any = self.odb_attention_length
-        return attention_length(load_config()) if given == AUTO else given
+        return attention_length(load_config(), longest=longest, trained=trained) if given == AUTO else given
 
     def odb_config(self, *, budget: int, **more: Any) -> OdbConfig:
         """The `OdbConfig` of these fields.

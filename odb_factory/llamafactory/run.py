@@ -48,7 +48,7 @@ def run_sft(
         logger.warning_rank0(warning)
     run = _OdbRun(
         config,
-        functools.partial(recipe_attention, model_args, finetuning_args),
+        functools.partial(recipe_attention, finetuning_args, data_args),
         pixel_dtype(model_args.compute_dtype),
         audit=bool(finetuning_args.odb_audit),
         samples_per_update=finetuning_args.odb_samples_per_update,
@@ -71,8 +71,8 @@ class _OdbRun:
     """What stands at the seams while a run lasts."""
 
     config: OdbConfig
-    attention_length: Callable[[], int | None]
-    """Reads the model's configuration, which stock code has found by then."""
+    attention_length: Callable[[Callable[[], Any]], int | None]
+    """Asks for the model's configuration where it needs it."""
     dtype: torch.dtype | None
     audit: bool
     samples_per_update: int | None
@@ -120,7 +120,7 @@ class _OdbRun:
             self.config,
             pad_to_multiple_of=collator.pad_to_multiple_of or 1,
             dummy_tokens=dummy_tokens(collator.template, collator.tokenizer, collator.processor),
-            attention_length=self.attention_length(),
+            attention_length=self.attention_length(lambda: arguments["model"].config),
         )
         collate = OdbCollator(collator, self.dtype)
         auto = auto_budget(arguments["train_dataset"], collator, collate, self.auto) if self.auto else None

@@ -107,8 +107,8 @@ def predict_packing(
 ) -> Prediction:
     """Packing into rows of `cutoff` tokens by LLaMA-Factory's own knapsack: a bound for any attention over such rows.
 
-    Attention is that of the samples alone, kept apart and unpadded. LLaMA-Factory lowers the cutoff by one when it
-    packs, and pads every row to one more than that.
+    Attention is that of the samples alone, kept apart and unpadded, and rows of like attention meet in a step.
+    LLaMA-Factory lowers the cutoff by one when it packs, and pads every row to one more than that.
 
     Args:
         cutoff: cutoff_len of the recipe; a sample at it (truncated) loses one more token.

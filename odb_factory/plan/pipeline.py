@@ -50,7 +50,7 @@ def open_pipeline(recipe: Recipe) -> Pipeline:
     model = recipe.model_args.model_name_or_path
     with quiet():
         from llamafactory.data import get_template_and_fix_tokenizer
-        from llamafactory.model import load_tokenizer
+        from llamafactory.model import load_config, load_tokenizer
 
         # a copy: it may put the place of a downloaded model into the arguments
         with translated(f"no tokenizer in {model}", "correct model_name_or_path, or download the model first"):
@@ -69,7 +69,9 @@ def open_pipeline(recipe: Recipe) -> Pipeline:
             )
             dummy = dummy_tokens(template, module["tokenizer"], module["processor"])
         with translated(f"no configuration of a model in {model}", "correct model_name_or_path"):
-            attention = recipe_attention(recipe.model_args, recipe.finetuning_args)
+            attention = recipe_attention(
+                recipe.finetuning_args, recipe.data_args, lambda: load_config(copy.copy(recipe.model_args))
+            )
     if len(dataset) == 0:
         raise RecipeError(f"the data set {_names(recipe)} has no rows; put some in, or name another.")
     given = recipe.finetuning_args.odb_token_budget

@@ -22,7 +22,7 @@ def write_plot(plan: Plan, path: str | os.PathLike[str]) -> None:
     figure = Figure(figsize=(11, 8), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 2)
-    gain = f"{plan.advice.gain:.2f}x of Standard's speed, by padded tokens of the slowest rank and their attention"
+    gain = f"{plan.advice.gain:.2f}x of Standard's speed, by the work of the slowest rank"
     told = VERDICTS[plan.advice.verdict]
     title = told[0].upper() + told[1:] if plan.advice.verdict == "cannot tell" else f"{told}: {gain}"
     figure.suptitle(f"{title}\n{plan.recipe.path.name}, {ranks_in_words(plan.world_size)}", fontsize=12)

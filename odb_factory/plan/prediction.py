@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from odb_factory.core.budget import padded_work
 from odb_factory.core.stats import padding_share
 
 
@@ -94,8 +93,10 @@ def padded_and_slowest(steps: Sequence[Sequence[tuple[int, int]]]) -> tuple[int,
 
 
 def useful_work(lengths: Iterable[int], attention_length: int | None) -> int:
-    """The work of samples of these lengths (tokens) in rows of their own."""
-    return sum(padded_work(1, length, attention_length) for length in lengths)
+    """The work of samples of these lengths (tokens), unpadded."""
+    counted = list(lengths)
+    squares = 0 if attention_length is None else sum(length * length for length in counted) // attention_length
+    return sum(counted) + squares
 
 
 def ranks_in_words(count: int) -> str:

@@ -10,8 +10,8 @@ from odb_factory.plan.planner import Plan
 VERSION = 1
 
 MODEL = (
-    "time is proportional to padded tokens x (1 + row length / attention_length) of each step's slowest rank; nothing "
-    "was measured on an accelerator"
+    "time is proportional to padded tokens x (1 + row length / attention_length), or padded tokens where that is null, "
+    "of each step's slowest rank; nothing was measured on an accelerator"
 )
 
 

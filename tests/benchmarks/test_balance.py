@@ -94,6 +94,8 @@ def test_with_attention_ours_is_there_twice(tmp_path: Path, capsys: pytest.Captu
     assert main(["balance", "--json", str(out), *options, "--square", "0.0002"]) == 0
     shares = {row.method: row.figures["ideal_share"] for row in read_rows([out]) if row.depth == 32}
     assert shares["odb"] > shares["odb padded"] + 0.01
+    assert main(["balance", "--json", str(out), *options, "--methods", "standard"]) == 0, "none of ours"
+    assert "| Standard |" in capsys.readouterr().out
     assert main(["balance", "--json", str(out), "--square", "-1"]) == 2
     assert "--square must be at least 0" in capsys.readouterr().err
 

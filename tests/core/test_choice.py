@@ -75,17 +75,27 @@ def test_overdue_groups_and_full_ones_go_first_whatever_is_usual(usual: tuple[in
         assert sorted([*emitted, *(s.index for s in plan.kept)]) == [0, 1, 2, 3, 4, 9]
 
 
+def test_attention_counts_among_what_is_usual() -> None:
+    """Of 400 padded tokens each: 8 rows of 50, and one row of 400."""
+    budget = Budget(tokens=400, attention_length=400)
+    short = [make_group([meta(10 * i + k, 50) for k in range(8)], budget, True) for i in range(3)]
+    long = [make_group([meta(100 + i, 400)], budget, True) for i in range(3)]
+    assert choose([*short, *long], [], [450, 450, 450, 800], 4).count(long[0]) == 1
+    emitted = choose([*short, *long], [], [800, 800, 800, 450], 4)
+    assert sorted(group.work for group in emitted) == [450, 800, 800, 800]
+    assert sorted(group.work for group in choose(short + long, long[:1], [450, 450, 450, 450], 3)) == [450, 450, 450]
+
+
 def test_ranks_learn_what_is_usual_from_the_totals() -> None:
-    ranks = [
-        RankProtocol(OdbConfig(token_budget=8, depth=4, ramp=False), rank=r, epoch=0, world_size=2) for r in range(2)
-    ]
+    config = OdbConfig(token_budget=8, depth=4, ramp=False, attention_length=4)
+    ranks = [RankProtocol(config, rank=r, epoch=0, world_size=2) for r in range(2)]
     for r, rank in enumerate(ranks):
         rank.add([SampleMeta(index=4 * r + i, length=length, loss_tokens=1) for i, length in enumerate((8, 8, 6, 5))])
     minima = [min(column) for column in zip(*(rank.begin_round(exhausted=False) for rank in ranks), strict=True)]
     sums = [sum(column) for column in zip(*(r.plan(minima, dropped=0, unread=1) for r in ranks), strict=True)]
     for rank in ranks:
         rank.close_round(sums)
-        assert rank._usual == (8, 8, 6, 5)
+        assert rank._usual == (24, 24, 15, 11)
 
 
 def _imbalance(monkeypatch: pytest.MonkeyPatch, chosen: bool) -> float:

@@ -35,7 +35,7 @@ def test_step_k_holds_the_group_of_the_same_cost_rank_on_every_rank(steps: int, 
         assert Counter(map(id, before)) == Counter(map(id, after))
 
 
-def test_the_cost_that_pairs_steps_is_that_of_padded_tokens() -> None:
+def test_without_attention_padded_tokens_pair_the_steps() -> None:
     """The wide group holds fewer real tokens than the narrow one."""
     budget = Budget(tokens=1000)
     wide = make_group([meta(0, 100), *(meta(i, 1) for i in range(1, 5))], budget, True)

@@ -200,7 +200,18 @@ def _halve_without_looking(_: Any) -> Any:
 
 
 def _count_real_tokens_as_padded(_: Any) -> Any:
-    return lambda group: (len(group.samples), group.loss_tokens, group.tokens, group.tokens) if group else (0, 0, 0, 0)
+    return _totals(lambda group: (group.tokens, group.work))
+
+
+def _count_padded_tokens_as_work(_: Any) -> Any:
+    return _totals(lambda group: (group.cost, group.cost))
+
+
+def _totals(last_two: Callable[[Group], tuple[int, int]]) -> Any:
+    def totals(group: Group | None) -> tuple[int, ...]:
+        return (len(group.samples), group.loss_tokens, group.tokens, *last_two(group)) if group else (0, 0, 0, 0, 0)
+
+    return totals
 
 
 def mutants() -> Iterator[Mutant]:
@@ -233,3 +244,4 @@ def mutants() -> Iterator[Mutant]:
     yield Mutant("the held-back step is lost", _patch(planned, closed, _closed(_lose_held_back)), SHARED_DROPS, "G2")
     yield Mutant("a half exceeds the budget", _patch(grouping, "split_balanced", _halve_without_looking), MEDIA, "G6")
     yield Mutant("totals count other tokens", _patch(protocol, "totals_of", _count_real_tokens_as_padded), STATIC, "G7")
+    yield Mutant("totals count no attention", _patch(protocol, "totals_of", _count_padded_tokens_as_work), STATIC, "G7")

@@ -21,6 +21,7 @@ RULES = ("carry", "max")
 def make(name: str, config: dict[str, Any], **bounds: Any) -> Space:
     """A space with the defaults of the families below."""
     fields: dict[str, Any] = {"token_budget": 6, "depth": 2, "ramp": False, "assignment": "static", "max_wait": 2}
+    fields["attention_length"] = 3  # so that work is not the padded tokens
     return Space(name=name, config=OdbConfig(**fields | config), **{"kinds": KINDS} | bounds)
 
 

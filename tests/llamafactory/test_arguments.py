@@ -107,18 +107,23 @@ def ask() -> Any:
 def test_an_attention_length_that_is_given_needs_no_model(
     recipe: dict[str, Any], value: int | None, length: int | None
 ) -> None:
-    assert train_args({**recipe, "odb_attention_length": value})[3].attention_length(ask) == length
+    assert (
+        train_args({**recipe, "odb_attention_length": value})[3].attention_length(ask, longest=2048, trained=True)
+        == length
+    )
 
 
 def test_auto_attention_length_is_the_models(recipe: dict[str, Any], demo: DemoPaths) -> None:
     from transformers import AutoConfig
 
-    model, _, _, tuning, _ = train_args(recipe)
+    config = AutoConfig.from_pretrained(demo.model)
+    _, data, _, tuning, _ = train_args({**recipe, "cutoff_len": 512})
     assert tuning.odb_attention_length == "auto"
     with pytest.raises(Asked):
-        tuning.attention_length(ask)
-    expected = attention_length(AutoConfig.from_pretrained(demo.model))
-    assert recipe_attention(model, tuning) == expected is not None
+        recipe_attention(tuning, data, ask)
+    assert recipe_attention(tuning, data, lambda: config) == attention_length(config, longest=512) is not None
+    tuning = train_args({**recipe, "finetuning_type": "lora"})[3]
+    assert recipe_attention(tuning, data, lambda: config) == attention_length(config, longest=512, trained=False)
 
 
 @pytest.mark.parametrize("value", [0, -1, "x", "2048", 1.5, True])
@@ -218,9 +223,9 @@ def test_command_line(recipe: dict[str, Any]) -> None:
     [
         (
             "--odb_attention_length=x",
-            "argument --odb_attention_length.* must be a number of tokens, or auto, got 'x'",
+            "argument --odb_attention_length.* must be a number of tokens, auto or null, got 'x'",
         ),
-        ("--odb_token_budget=x", "argument --odb_token_budget.* must be a number of tokens, or auto, got 'x'"),
+        ("--odb_token_budget=x", "argument --odb_token_budget.* must be a number of tokens, auto or null, got 'x'"),
         ("--odb_alignment=nonsense", "argument --odb_alignment.* invalid choice: 'nonsense'"),
         ("--odb_join=maybe", "argument --odb_join.* Truthy value expected"),
         ("--odb_nonsense=1", None),

@@ -225,7 +225,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"model_name_or_path": "/nowhere/model"},
         "no model directory /nowhere/model .*; correct the path",
     ),
-    ("demo not made", {"model_name_or_path": "odb_demo/model"}, "no model directory odb_demo/model .*odb-factory demo"),
+    ("demo not made", {"model_name_or_path": "odb_demo/none"}, "no model directory odb_demo/none .*odb-factory demo"),
     (
         "no hub",
         {"model_name_or_path": "nobody/no-such-model"},

@@ -67,7 +67,7 @@ def test_an_epoch_is_the_core_s_own() -> None:
     assert 0.5 < prediction.ideal_share < 1
     steps = zip(*[[step.group for step in rank] for rank in epoch.steps], strict=True)
     assert prediction.slowest_work == sum(max(group.work if group else 0 for group in step) for step in steps)
-    assert prediction.useful_work == sum(s.length + s.length**2 // 500 for s in samples)
+    assert prediction.useful_work == sum(s.length for s in samples) + sum(s.length**2 for s in samples) // 500
 
 
 def test_overlong_samples_are_dropped_where_the_recipe_says_so() -> None:

@@ -9,12 +9,16 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     Gemma3TextConfig,
+    Glm4MoeConfig,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
     PretrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3VLConfig,
@@ -30,6 +34,10 @@ SMALL: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+
+
+def length_of(config: Any) -> int | None:
+    return attention_length(config, longest=2048)
 
 
 def counted(config: PretrainedConfig) -> float:
@@ -54,12 +62,12 @@ def counted(config: PretrainedConfig) -> float:
     ],
 )
 def test_it_is_what_torch_counts(config: PretrainedConfig) -> None:
-    assert attention_length(config) == round(counted(config))
+    assert length_of(config) == round(counted(config))
 
 
 def test_of_a_model_with_images_it_is_that_of_its_language_model() -> None:
     text = {**SMALL, "head_dim": 16}
-    assert attention_length(Qwen3VLConfig(text_config=text)) == attention_length(Qwen3Config(**text))
+    assert length_of(Qwen3VLConfig(text_config=text)) == length_of(Qwen3Config(**text))
 
 
 def test_the_shape_of_qwen3_vl_2b() -> None:
@@ -73,21 +81,74 @@ def test_the_shape_of_qwen3_vl_2b() -> None:
         "num_key_value_heads": 8,
         "head_dim": 128,
     }
-    assert attention_length(Qwen3VLConfig(text_config=text)) == 15001
+    assert length_of(Qwen3VLConfig(text_config=text)) == 15001
+    assert attention_length(Qwen3VLConfig(text_config=text), longest=2048, trained=False) == pytest.approx(
+        15001 * 0.75, abs=1
+    )
 
 
 def test_of_experts_those_count_that_a_token_meets() -> None:
     dense = Qwen3Config(**SMALL, head_dim=16)
     experts = Qwen3MoeConfig(**SMALL, head_dim=16, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=80)
-    assert attention_length(experts) == attention_length(dense)
+    assert length_of(experts) == length_of(dense)
 
 
-def test_layers_with_a_window_count_as_weights() -> None:
-    base = {**SMALL, "num_hidden_layers": 6, "head_dim": 16}
+def test_experts_that_every_token_meets_count_too() -> None:
+    dense = Qwen2Config(**{**SMALL, "intermediate_size": 200})
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 80}
+    beside = Qwen2MoeConfig(**SMALL, **experts, shared_expert_intermediate_size=40)
+    assert length_of(beside) == length_of(dense)
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 1, "moe_intermediate_size": 100, "n_shared_experts": 1}
+    assert length_of(Glm4MoeConfig(**SMALL, **experts, first_k_dense_replace=0)) == length_of(dense)
+
+
+def test_latent_attention() -> None:
+    """Eager DeepSeek-V3: torch counts the products of queries, keys and values as they are."""
+    config = DeepseekV3Config(
+        **{**SMALL, "num_key_value_heads": 4},
+        q_lora_rank=24,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=16,
+        v_head_dim=12,
+        first_k_dense_replace=2,
+    )
+    assert length_of(config) == pytest.approx(counted(config), rel=0.001)
+
+
+WINDOW: dict[str, Any] = {**SMALL, "num_hidden_layers": 6, "head_dim": 16}
+
+
+def test_a_window_that_holds_every_row_is_none() -> None:
+    every = length_of(Qwen3Config(**WINDOW))
     kinds = ["sliding_attention"] * 5 + ["full_attention"]
-    every, one = attention_length(Qwen3Config(**base)), attention_length(Gemma3TextConfig(**base, layer_types=kinds))
+    assert length_of(Gemma3TextConfig(**WINDOW, layer_types=kinds, sliding_window=2048)) == every
+    assert length_of(MistralConfig(**WINDOW, sliding_window=4096)) == every
+    assert length_of(Phi3Config(**SMALL, sliding_window=262144, pad_token_id=0)) == length_of(LlamaConfig(**SMALL))
+
+
+def test_layers_with_a_shorter_window_meet_that_many_positions() -> None:
+    every = length_of(Qwen3Config(**WINDOW))
+    kinds = ["sliding_attention"] * 5 + ["full_attention"]
+    one = length_of(Gemma3TextConfig(**WINDOW, layer_types=kinds, sliding_window=32))
     assert every is not None
-    assert one == pytest.approx(6 * every, rel=0.001)
+    assert one == pytest.approx(6 * every + 5 * 32, rel=0.001)
+
+
+def test_layers_with_a_state_count_as_weights() -> None:
+    every = length_of(Qwen3Config(**WINDOW))
+    kinds = ["linear_attention"] * 3 + ["full_attention"] * 3
+    half = Qwen3Config(**WINDOW)
+    half.layer_types = kinds
+    assert every is not None
+    assert length_of(half) == pytest.approx(2 * every, rel=0.01)
+
+
+class Remote:
+    """A configuration of somebody's own code."""
+
+    def get_text_config(self) -> Any:
+        raise ValueError("several text configs")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +156,9 @@ def test_layers_with_a_window_count_as_weights() -> None:
     [
         pytest.param(MistralConfig(**SMALL, sliding_window=128), id="every layer has a window"),
         pytest.param(GPT2Config(), id="other names"),
+        pytest.param(Remote(), id="raises"),
+        pytest.param(object(), id="no configuration of transformers"),
     ],
 )
-def test_a_configuration_that_does_not_tell(config: PretrainedConfig) -> None:
-    assert attention_length(config) is None
+def test_a_configuration_that_does_not_tell(config: Any) -> None:
+    assert length_of(config) is None

@@ -80,11 +80,11 @@ class OdbTrainingArguments(OdbFields, TrainingArguments):
             if applies:
                 raise ValueError(f"batching_strategy: {STRATEGY} {sentence}")
 
-    def recipe_config(self, num_micro_batch: int, model_config: Any) -> OdbConfig:
+    def recipe_config(self, num_micro_batch: int, model: Any) -> OdbConfig:
         """The `OdbConfig` of these fields, for `num_micro_batch` micro-batches an update.
 
         Args:
-            model_config: `PretrainedConfig` of the model.
+            model: the `PreTrainedModel` that is trained.
 
         Raises:
             ValueError: see `OdbConfig`, and `odb_samples_per_update` with a `global_batch_size` that contradicts it.
@@ -99,8 +99,15 @@ class OdbTrainingArguments(OdbFields, TrainingArguments):
             budget=self.micro_batch_size * self.cutoff_len if budget is None else budget,
             seed=self.seed,
             steps_multiple=num_micro_batch,
-            attention_length=self.attention_length(lambda: model_config),
+            attention_length=self.attention_length(
+                lambda: model.config, longest=self.cutoff_len, trained=_mostly_trained(model)
+            ),
         )
+
+
+def _mostly_trained(model: Any) -> bool:
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    return 2 * sum(size for size, trained in sizes if trained) > sum(size for size, _ in sizes)
 
 
 resume()

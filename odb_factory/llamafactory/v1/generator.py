@@ -53,7 +53,7 @@ class OdbBatchGenerator(BatchGenerator):
                 "each sample once; remove streaming."
             )
         args, world = self.trainer.args, DistributedInterface()
-        self.config = args.recipe_config(self.num_micro_batch, self.trainer.model.config)
+        self.config = args.recipe_config(self.num_micro_batch, self.trainer.model)
         self.loader = OdbDataLoader(
             RenderedDataset(self.dataset, self.renderer, self.cutoff_len),
             Collate(self.cutoff_len),

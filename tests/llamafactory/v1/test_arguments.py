@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from transformers import Qwen3Config
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from odb_factory.config import OdbConfig
 from odb_factory.trainer.attention import attention_length
@@ -23,7 +23,10 @@ def flags(**values: Any) -> list[str]:
 
 
 ODB = {"batching_strategy": "odb"}
-MODEL = Qwen3Config()
+MODEL = Qwen3ForCausalLM(
+    Qwen3Config(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2)
+)
+LENGTH = attention_length(MODEL.config, longest=2048)
 
 
 @pytest.mark.parametrize("read", [dict, lambda values: flags(**values)], ids=["yaml", "command line"])
@@ -31,13 +34,13 @@ def test_odb_parses_with_its_fields(read: Any) -> None:
     arguments = parsed(read({**ODB, "odb_token_budget": 512, "odb_depth": 32, "odb_samples_per_update": 8, "seed": 7}))
     assert arguments.batching_strategy == "odb"
     config = arguments.recipe_config(1, MODEL)
-    assert config == OdbConfig(token_budget=512, depth=32, seed=7, attention_length=attention_length(MODEL))
+    assert config == OdbConfig(token_budget=512, depth=32, seed=7, attention_length=LENGTH)
 
 
 def test_defaults() -> None:
     arguments = parsed({**ODB, "micro_batch_size": 3, "cutoff_len": 100})
     assert arguments.recipe_config(4, MODEL) == OdbConfig(
-        token_budget=300, seed=42, steps_multiple=4, attention_length=attention_length(MODEL)
+        token_budget=300, seed=42, steps_multiple=4, attention_length=LENGTH
     )
     assert parsed({**ODB, "odb_attention_length": None}).recipe_config(1, MODEL).attention_length is None
     assert parsed({**ODB, "odb_attention_length": 70}).recipe_config(1, MODEL).attention_length == 70

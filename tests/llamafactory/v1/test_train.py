@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from odb_factory.demo import DemoPaths
+from odb_factory.trainer.attention import attention_length
 from tests.llamafactory.cli import Finished
 from tests.llamafactory.v1.helpers import SIZE, audits, check_exactly_once, continued, data_of, train_v1
 
@@ -57,6 +59,8 @@ def check_end(run: Finished, updates: int) -> None:
     assert log[-1]["odb/epoch"] == 2
     assert log[-1]["odb/samples_per_second"] > 0
     assert summary["updates"] == updates
+    model = AutoConfig.from_pretrained(run.output)
+    assert summary["attention_length"] == attention_length(model, longest=summary["token_budget"]) is not None
     assert (summary["samples"], summary["repeated"], summary["epochs"]) == (2 * SIZE, 0, 2)
     assert (run.output / "odb_report.png").stat().st_size > 10_000
     assert run.log.count("Online Dynamic Batching: up to") == 1
