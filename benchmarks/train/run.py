@@ -6,11 +6,12 @@ import argparse
 import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
 from benchmarks.batchers import public_is_installed
 from benchmarks.errors import BenchmarkError
 from benchmarks.launch import available_gib, train
-from benchmarks.rows import RowWriter
+from benchmarks.rows import RowWriter, read_rows
 from benchmarks.train.setup import DRIVEN, FULL, METHODS, QUICK, Place, Prepared, Size
 
 HELP = "end to end: whole trainings by every way of batching, same model, data and memory"
@@ -23,6 +24,12 @@ GIB = 6.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--methods", nargs="+", choices=METHODS, metavar="NAME", help=f"some of {', '.join(METHODS)}; default: all"
+    )
+    parser.add_argument(
+        "--missing-in",
+        type=Path,
+        metavar="FILE",
+        help="rows of a run that was cut short: only what they lack is measured",
     )
     parser.add_argument("--repetitions", type=int, help="trainings of each method; default 3, quick 1")
     parser.add_argument("--conversations", type=int, help=f"default {FULL.conversations}, quick {QUICK.conversations}")
@@ -60,11 +67,15 @@ def measure(options: argparse.Namespace, rows: RowWriter) -> None:
         "lengths_at_cutoff": shape["share_at_cutoff"],
         "untrained_loss": round(held_out_loss(place.model, data.held_out, size.budget), 4),
     }
+    earlier = read_rows([options.missing_in]) if options.missing_in else []
+    done = {(row.method, row.settings["repetition"]) for row in earlier}
     count = options.repetitions or (1 if options.quick else 3)
     for repetition in range(1, count + 1):
         for method in methods:
+            if (method, repetition) in done:
+                continue
             try:
-                figures = run(place, method, size, options.seed, data, options.deadline)
+                figures = _run_twice(place, method, size, options.seed, data, options.deadline)
             except BenchmarkError as error:
                 if method != "public":
                     raise
@@ -86,6 +97,15 @@ def measure(options: argparse.Namespace, rows: RowWriter) -> None:
             shown = ("samples_per_s", "padding", "ideal_share", "eval_loss", "runtime_s", "wall_s", "others_share")
             text = ", ".join(f"{name} {row.figures[name]:.3g}" for name in shown)
             print(f"{repetition}/{count} {method}: {text}", flush=True)
+
+
+def _run_twice(place: Place, method: str, *more: Any) -> dict[str, object]:
+    """`run`, once more where it fails: an hour of measuring must not end with one process that dies at its exit."""
+    try:
+        return run(place, method, *more)
+    except BenchmarkError as error:
+        print(f"  {method} failed, and is tried once more: {error}", flush=True)
+        return run(place, method, *more)
 
 
 def run(place: Place, method: str, size: Size, seed: int, data: Prepared, deadline: float) -> dict[str, object]:
