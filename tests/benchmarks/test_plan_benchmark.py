@@ -28,7 +28,7 @@ def test_figures_of_an_audit(tmp_path: Path) -> None:
         samples_per_step=2.0,
         padding=1 - 40 / 48,
         padded_tokens=48,
-        ideal_share=(40 + 10 + 6 + 3 + 25) / (2 * (41 + 14)),
+        ideal_share=(40 + 45) / (2 * (41 + 14)),
     )
     (tmp_path / "odb_audit.rank1.jsonl").write_text(line([2], [16], 16, 41))
     with pytest.raises(ValueError, match="shorter"):
