@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.balance.view import shown_world
 from benchmarks.errors import BenchmarkError
 from benchmarks.lengths import PROFILES
 from benchmarks.rows import RowWriter
@@ -163,8 +164,7 @@ def _squares(options: argparse.Namespace, world: int, worlds: Sequence[int]) -> 
     """As asked for; else attention takes time with 8 ranks only, or the most below."""
     if options.square is not None:
         return list(options.square)
-    shown = max((w for w in worlds if w <= 8), default=min(worlds))
-    return (0.0, *SQUARES) if world == shown and not options.quick else (0.0,)
+    return (0.0, *SQUARES) if world == shown_world(worlds) and not options.quick else (0.0,)
 
 
 def _epochs(options: argparse.Namespace, world: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from benchmarks.rows import Row
@@ -34,8 +34,7 @@ def tables(rows: Sequence[Row]) -> str:
 
     Where attention takes no time in any row, or always the same, there is no table of that.
     """
-    times = sorted({_square(row) for row in rows})
-    everything, rows = rows, [row for row in rows if _square(row) == times[0]]
+    rows, *with_attention = _by_square(rows)
     parts = []
     for data in dict.fromkeys(row.data for row in rows):
         own = [row for row in rows if row.data == data]
@@ -43,12 +42,17 @@ def tables(rows: Sequence[Row]) -> str:
         chosen = [row for row in own if row.ranks == ranks and row.depth in (depth, None)]
         parts.append(f"### {data}\n\n{_about(chosen, ranks, depth)}\n\n{_methods(chosen)}")
     parts.append(_by_world(rows))
-    parts += [_by_attention([row for row in everything if _square(row) == time]) for time in times[1:]]
+    parts += map(_by_attention, with_attention)
     return "\n\n".join(part for part in parts if part)
 
 
 def _square(row: Row) -> float:
     return float(row.settings.get("square") or 0)
+
+
+def _by_square(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows in which attention takes the same time, least first."""
+    return [[row for row in rows if _square(row) == time] for time in sorted(set(map(_square, rows)))]
 
 
 def _by_attention(rows: Sequence[Row]) -> str:
@@ -73,10 +77,14 @@ def _by_attention(rows: Sequence[Row]) -> str:
     )
 
 
+def shown_world(worlds: Collection[int]) -> int:
+    """Ranks of the tables of methods: 8 where there are, else the most below; the fewest where all are more."""
+    return max((world for world in worlds if world <= 8), default=min(worlds))
+
+
 def _shown(rows: Sequence[Row]) -> tuple[int | None, int | None]:
-    """Ranks and depth of the table of methods: 8 ranks where there are, else the most below; the largest depth."""
-    worlds = {row.ranks or 0 for row in rows}
-    ranks = max((w for w in worlds if w <= 8), default=min(worlds))
+    """Ranks and depth of the table of methods: `shown_world`, and the largest depth."""
+    ranks = shown_world({row.ranks or 0 for row in rows})
     depths = [row.depth for row in rows if row.ranks == ranks and row.depth is not None]
     return ranks, max(depths, default=None)
 
@@ -195,8 +203,7 @@ def plot(rows: Sequence[Row]) -> Figure:
 
     figure = Figure(figsize=(13, 5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    least = min(map(_square, rows))
-    rows = [row for row in rows if _square(row) == least]
+    rows = _by_square(rows)[0]
     _bars(left, rows)
     _lines(right, rows)
     return figure

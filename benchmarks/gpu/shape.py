@@ -11,7 +11,7 @@ import torch
 from benchmarks.gpu.attention import IMAGES, TEXT
 from benchmarks.gpu.data import Image
 
-_FULL: dict[str, Any] = {
+FULL: dict[str, Any] = {
     # the dimensions of the published configuration of Qwen3-VL-2B-Instruct
     "text_config": {
         "vocab_size": 151_936,
@@ -125,7 +125,7 @@ def make_model(tiny: bool, device: torch.device, dtype: torch.dtype, seed: int) 
 
     torch.manual_seed(seed)
     before = torch.get_default_dtype()
-    config = Qwen3VLConfig(**(_TINY if tiny else _FULL))
+    config = Qwen3VLConfig(**(_TINY if tiny else FULL))
     config._attn_implementation = TEXT
     try:
         torch.set_default_dtype(dtype)

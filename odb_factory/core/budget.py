@@ -57,10 +57,6 @@ class Budget:
         """Padded tokens of the micro-batch of `samples` (at least one sample)."""
         return self.padded_length(samples) * len(samples)
 
-    def work(self, samples: Sequence[SampleMeta]) -> int:
-        """`padded_work` of the micro-batch of `samples` (at least one sample)."""
-        return padded_work(len(samples), self.padded_length(samples), self.attention_length)
-
     def fits(self, samples: Sequence[SampleMeta]) -> bool:
         """Whether `samples` are within every bound. A single sample may fail this; it is a group of one then."""
         if self.max_samples is not None and len(samples) > self.max_samples:

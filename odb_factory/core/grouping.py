@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from odb_factory.core.budget import Budget, ceil_multiple
+from odb_factory.core.budget import Budget, ceil_multiple, padded_work
 from odb_factory.core.sample import SampleMeta
 
 
@@ -35,7 +35,8 @@ class Group:
 def make_group(samples: Sequence[SampleMeta], budget: Budget, full: bool) -> Group:
     """A group of `samples` in the order in which they are collated: shortest first, ties by index."""
     ordered = tuple(sorted(samples, key=lambda s: (s.length, s.index)))
-    return Group(ordered, budget.cost(ordered), full, budget.work(ordered))
+    rows, width = len(ordered), budget.padded_length(ordered)
+    return Group(ordered, rows * width, full, padded_work(rows, width, budget.attention_length))
 
 
 class _OpenGroup:

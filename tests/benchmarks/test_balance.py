@@ -54,20 +54,8 @@ def test_a_file_of_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     """Budget and cutoff follow from the lengths; a table of one method renders."""
     file, out = tmp_path / "mine.txt", tmp_path / "rows.jsonl"
     file.write_text("".join(f"{10 + i % 7}\n" for i in range(400)))
-    options = [
-        "--lengths",
-        str(file),
-        "--world",
-        "2",
-        "--depth",
-        "16",
-        "--epochs",
-        "2",
-        "--methods",
-        "odb",
-        "--square",
-        "0",
-    ]
+    options = ["--lengths", str(file), "--world", "2", "--depth", "16", "--epochs", "2", "--methods", "odb"]
+    options += ["--square", "0"]
     assert main(["balance", "--json", str(out), *options]) == 0
     rows = read_rows([out])
     assert [(row.data, row.budget, row.seed) for row in rows] == [("mine", 103, 0), ("mine", 103, 1)]

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odb_factory.core.budget import Budget, ceil_multiple, padded_work
+from odb_factory.core.grouping import make_group
+from odb_factory.core.sample import SampleMeta
 from tests.core.worlds import meta, metas
 
 
@@ -21,15 +23,19 @@ def test_the_cost_is_the_longest_length_times_the_number_of_samples() -> None:
     assert Budget(tokens=100).cost(metas(3, 10, 7)) == 30
 
 
+def work(samples: list[SampleMeta], budget: Budget) -> int:
+    return make_group(samples, budget, True).work
+
+
 def test_work_is_the_cost_where_attention_counts_nothing() -> None:
-    assert Budget(tokens=100).work(metas(3, 10, 7)) == 30
+    assert work(metas(3, 10, 7), Budget(tokens=100)) == 30
 
 
 def test_attention_doubles_the_work_of_rows_of_its_length_and_grows_with_the_length() -> None:
-    rows = Budget(tokens=100, pad_to_multiple_of=8, attention_length=16)
-    assert rows.work(metas(3, 10, 7)) == 3 * 16 * 2
-    assert rows.work(metas(3, 8)) == 2 * 8 * 3 // 2
-    assert rows.work(metas(32)) == 32 * 3
+    budget = Budget(tokens=100, pad_to_multiple_of=8, attention_length=16)
+    assert work(metas(3, 10, 7), budget) == 3 * 16 * 2
+    assert work(metas(3, 8), budget) == 2 * 8 * 3 // 2
+    assert work(metas(32), budget) == 32 * 3
 
 
 def test_attention_bounds_nothing() -> None:

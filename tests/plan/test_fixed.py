@@ -13,6 +13,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from odb_factory.core.sample import SampleMeta
 from odb_factory.plan.fixed import deal, predict_fixed, predict_packing, random_order, row_length, sorted_order
+from odb_factory.plan.prediction import Prediction
 
 
 def metas(*lengths: int, media: tuple[int, ...] = ()) -> list[SampleMeta]:
@@ -62,20 +63,28 @@ class TestRowLength:
         assert row_length(metas(17, 3, 9, media=(1,)), multiple=8, dummy_tokens=10) == 24
 
 
+def on_two_ranks(
+    samples: list[SampleMeta], *, accumulation: int = 1, attention_length: int | None = None
+) -> Prediction:
+    """Batches of 2 in the order of the samples."""
+    return predict_fixed(
+        "standard",
+        samples,
+        range(len(samples)),
+        batch_size=2,
+        world_size=2,
+        accumulation=accumulation,
+        multiple=1,
+        dummy_tokens=0,
+        attention_length=attention_length,
+        exact=True,
+    )
+
+
 def test_an_epoch_of_fixed_batches_by_hand() -> None:
     """Two ranks, batches of 2, five samples: [0 1 | 2 3] [4 0 | 1 2]."""
     samples = metas(10, 20, 30, 40, 50)
-    prediction = predict_fixed(
-        "standard",
-        samples,
-        range(5),
-        batch_size=2,
-        world_size=2,
-        accumulation=3,
-        multiple=1,
-        dummy_tokens=0,
-        exact=True,
-    )
+    prediction = on_two_ranks(samples, accumulation=3)
     assert prediction.steps == 2
     assert prediction.updates == 1
     assert prediction.samples == 8
@@ -89,18 +98,7 @@ def test_an_epoch_of_fixed_batches_by_hand() -> None:
 
 def test_fixed_batches_pay_for_attention_by_their_row_length() -> None:
     """[0 1 | 2 3] of rows of 20 and 40: the second takes 80 x (1 + 40 / 80); the samples alone, each by its length."""
-    prediction = predict_fixed(
-        "standard",
-        metas(10, 20, 30, 40),
-        range(4),
-        batch_size=2,
-        world_size=2,
-        accumulation=1,
-        multiple=1,
-        dummy_tokens=0,
-        attention_length=80,
-        exact=True,
-    )
+    prediction = on_two_ranks(metas(10, 20, 30, 40), attention_length=80)
     assert prediction.padded_tokens == 40 + 80
     assert prediction.slowest_work == 120
     assert prediction.useful_work == 11 + 25 + 41 + 60

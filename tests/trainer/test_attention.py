@@ -24,6 +24,7 @@ from transformers import (
     Qwen3VLConfig,
 )
 
+from benchmarks.gpu.shape import FULL
 from odb_factory.trainer.attention import attention_length
 
 SMALL: dict[str, Any] = {
@@ -72,19 +73,9 @@ def test_of_a_model_with_images_it_is_that_of_its_language_model() -> None:
 
 def test_the_shape_of_qwen3_vl_2b() -> None:
     """1.41 billion weights in 28 layers and 0.31 in the head, over 2 x 28 x 2048."""
-    text = {
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-    }
-    assert length_of(Qwen3VLConfig(text_config=text)) == 15001
-    assert attention_length(Qwen3VLConfig(text_config=text), longest=2048, trained=False) == pytest.approx(
-        15001 * 0.75, abs=1
-    )
+    config = Qwen3VLConfig(**FULL)
+    assert length_of(config) == 15001
+    assert attention_length(config, longest=2048, trained=False) == pytest.approx(15001 * 0.75, abs=1)
 
 
 def test_of_experts_those_count_that_a_token_meets() -> None:
