@@ -8,7 +8,7 @@ from transformers import Trainer
 
 from odb_factory.config import OdbConfig
 from odb_factory.trainer.options import check_samples_per_update
-from odb_factory.trainer.schedule import BY_SAMPLES, NEEDS_STEPS
+from odb_factory.trainer.schedule import pace_of
 
 _HOOKED = (
     "_run_epoch",
@@ -37,21 +37,23 @@ def contradictions(args: Any) -> list[tuple[bool, str]]:
             bool(args.dataloader_drop_last),
             "dataloader_drop_last leaves samples out, while odb emits every sample once; remove it.",
         ),
+        (
+            "layerwise" in str(getattr(args.optim, "value", args.optim)),
+            f"optim {getattr(args.optim, 'value', args.optim)} steps once a micro-batch, and its learning "
+            "rates count these steps; use the same without layerwise.",
+        ),
     ]
 
 
-def schedule_kind(args: Any) -> str:
-    """The name of the learning rate schedule."""
-    return str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
-
-
 def needs_steps(args: Any) -> tuple[bool, str]:
-    """Whether the schedule needs a number of steps that is not known, and what to say then."""
-    kind = schedule_kind(args)
-    return kind in NEEDS_STEPS and args.max_steps <= 0, (
-        f"lr_scheduler_type {kind} needs the number of steps, which is not known before the end of an epoch; "
-        f"set max_steps, or use one of {', '.join(BY_SAMPLES)}."
-    )
+    """Whether the schedule needs a number of updates that is not known, and what to say then."""
+    if args.max_steps > 0:
+        return False, ""
+    try:
+        pace_of(args)
+    except ValueError as error:
+        return True, str(error)
+    return False, ""
 
 
 def check_arguments(args: Any, config: OdbConfig, accelerator: Any, samples_per_update: int | None = None) -> None:

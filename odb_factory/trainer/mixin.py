@@ -11,12 +11,12 @@ from odb_factory.runtime.loader import OdbDataLoader
 from odb_factory.runtime.observe import Observe, observe_sample
 from odb_factory.trainer.bar import HeaderFilter
 from odb_factory.trainer.budgeting import BudgetMixin
-from odb_factory.trainer.checks import check_arguments, needs_steps, schedule_kind
+from odb_factory.trainer.checks import check_arguments
 from odb_factory.trainer.options import AutoBudget, with_arguments
 from odb_factory.trainer.progress import SampleProgress
 from odb_factory.trainer.reporting import ReportingMixin
 from odb_factory.trainer.resumable import ResumableMixin
-from odb_factory.trainer.schedule import BY_SAMPLES, Position, follow
+from odb_factory.trainer.schedule import Position, follow, pace_of
 from odb_factory.trainer.updates import UpdateMixin
 
 _UNKNOWN_STEPS = 1 << 40
@@ -142,13 +142,19 @@ class OdbTrainerMixin(ResumableMixin, UpdateMixin, ReportingMixin, BudgetMixin):
                 "odb: a learning rate schedule from the DeepSpeed configuration counts steps, whose number is not "
                 "known; remove `scheduler` and `optimizer` from it and set lr_scheduler_type and optim."
             )
-        unknown, sentence = needs_steps(self.args)
-        if unknown:
-            raise ValueError(f"odb: {sentence}")
-        by_samples = schedule_kind(self.args) in BY_SAMPLES
-        scheduler = super().create_scheduler(self.odb_progress.total if by_samples else num_training_steps, optimizer)
-        if by_samples:
-            warmup = int(self.args.warmup_steps) if self.args.warmup_steps >= 1 else 0
-            self._odb_position = Position(self.odb_progress, warmup)
+        try:
+            pace = pace_of(self.args)
+        except ValueError as error:
+            raise ValueError(f"odb: {error}") from None
+        given = self.args.lr_scheduler_kwargs
+        if given is not None:  # LLaMA-Factory adds lengths to it, here in samples
+            self.args.lr_scheduler_kwargs = dict(given)
+        try:
+            scheduler = super().create_scheduler(self.odb_progress.total, optimizer)
+        finally:
+            self.args.lr_scheduler_kwargs = given
+        if pace is not None:
+            warmup = self.args.get_warmup_steps(self.odb_progress.total)
+            self._odb_position = Position(self.odb_progress, pace, warmup)
             follow(scheduler, self._odb_position)
         return scheduler

@@ -16,6 +16,7 @@ from odb_factory.trainer.base import TrainerBase
 from odb_factory.trainer.callback import OdbCallback
 from odb_factory.trainer.progress import SampleProgress
 from odb_factory.trainer.record import RunRecord, advice, announcement, in_words, known_of
+from odb_factory.trainer.schedule import Position, unfinished_warmup
 from odb_factory.trainer.telemetry import PREFIX
 
 logger = logging.get_logger("transformers.odb_factory")
@@ -34,6 +35,7 @@ class ReportingMixin(TrainerBase):
     _odb_samples_per_update: int | None
     _odb_loader: OdbDataLoader | None
     _odb_record: RunRecord | None
+    _odb_position: Position | None
     _odb_header: HeaderFilter
     _odb_figures: dict[str, float]
     """What the next log gets."""
@@ -98,6 +100,7 @@ class ReportingMixin(TrainerBase):
         self.odb_summary = self._odb_record.finish(known, write=self.is_world_process_zero())
         if self.is_world_process_zero():
             logger.info(in_words(self.odb_summary, self._odb_record.audit.directory))
-            for sentence in advice(self.odb_summary, self.odb_config, self._odb_loader):
+            late = unfinished_warmup(self._odb_position) if self._odb_position is not None else []
+            for sentence in (*advice(self.odb_summary, self.odb_config, self._odb_loader), *late):
                 logger.warning(f"Online Dynamic Batching: {sentence}")
         return output

@@ -107,7 +107,7 @@ class ResumableMixin(TrainerBase):
         if saved is not None:
             self._odb_record.restore(saved["audit"])
             if self._odb_position is not None:
-                self._odb_position.handled_in_warmup = saved["handled_in_warmup"]
+                self._odb_position.restore(saved)
         return prepared
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
@@ -126,7 +126,7 @@ class ResumableMixin(TrainerBase):
                 "loader": self._odb_loader.state_dict(),
                 "progress": self._odb_progress_saved,
                 "audit": self._odb_record.state(),
-                "handled_in_warmup": self._odb_position.handled_in_warmup if self._odb_position else 0,
+                **(self._odb_position or Position(self.odb_progress)).state(),
             }
             if self.args.should_save:
                 folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"

@@ -63,8 +63,8 @@ REFUSED = [
     ({"dataloader_drop_last": True}, "dataloader_drop_last .*; remove it"),
     ({"auto_find_batch_size": True}, "auto_find_batch_size .*; remove it and lower odb_token_budget instead"),
     (
-        {"lr_scheduler_type": "warmup_stable_decay"},
-        "lr_scheduler_type warmup_stable_decay needs the number of steps.*; set max_steps",
+        {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 3}},
+        "lr_scheduler_type warmup_stable_decay with num_decay_steps alone needs the number of updates.*; set max_steps",
     ),
     ({"do_train": False, "do_eval": True, "val_size": 0.5}, "there is no training in this recipe .*; remove odb"),
 ]

@@ -340,14 +340,3 @@ def test_contradicting_arguments_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=text):
         make_trainer(text_model, tmp_path, **arguments)
-
-
-def test_a_schedule_that_needs_the_number_of_steps_is_refused(text_model: Path, tmp_path: Path) -> None:
-    trainer = make_trainer(
-        text_model,
-        tmp_path,
-        lr_scheduler_type="warmup_stable_decay",
-        lr_scheduler_kwargs={"num_decay_steps": 3},
-    )
-    with pytest.raises(ValueError, match="set max_steps"):
-        trainer.train()

@@ -71,6 +71,11 @@ class OdbTrainingArguments(OdbFields, TrainingArguments):
                 "needs as many micro-batches on each rank; remove odb_idle: skip.",
             ),
             (
+                self.lr_scheduler_config is not None and not (self.max_steps or 0) > 0,
+                "has no number of updates to make a schedule of (lr_scheduler_config) before the run ends; set "
+                "max_steps, or remove lr_scheduler_config.",
+            ),
+            (
                 self.odb_samples_per_update is not None and sharding.get("name") == "deepspeed",
                 "with DeepSpeed has a fixed number of micro-batches an update; remove odb_samples_per_update, and set "
                 "global_batch_size.",

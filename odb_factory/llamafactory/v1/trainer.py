@@ -51,13 +51,6 @@ class OdbSFTTrainer(SFTTrainer):
             super()._create_batch_generator()
         if warning := below_cutoff(self.train_batch_generator.config, self.args.cutoff_len):
             logger.warning_rank0(warning)
-        schedule = self.args.lr_scheduler_config
-        if schedule is not None and not self.args.max_steps:
-            logger.warning_rank0(
-                f"batching_strategy: {STRATEGY} knows the number of updates when the run ends: the learning rate "
-                f"schedule {schedule.name!r} gets that of fixed batches, {len(self.train_batch_generator):,} an epoch, "
-                "which may be several times too many; give max_steps."
-            )
 
     def _resume_samples(self) -> None:
         """v1 loads the file of each rank; that of rank 0 has all of it, and others may be missing or of another run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -86,6 +87,10 @@ def test_what_stock_refuses_is_refused_alike() -> None:
         ({"odb_depth": 0}, "odb_depth must be a positive integer, got 0"),
         ({"odb_audit": "false"}, "odb_audit must be true or false, got 'false'"),
         ({"odb_idle": "skip"}, "odb needs as many micro-batches on each rank; remove odb_idle: skip"),
+        (
+            {"lr_scheduler_config": {"name": "cosine"}},
+            "has no number of updates to make a schedule of (lr_scheduler_config) before the run ends; set max_steps",
+        ),
         ({"save_epochs": 0}, "needs save_epochs above 0, not 0; remove it"),
         ({"odb_samples_per_update": 0}, "odb_samples_per_update must be a positive integer, got 0"),
         ({"dist_config": {"name": "fsdp2", "cp_size": 2}}, "dist_config must not have a cp_size above 1; set it to 1"),
@@ -96,9 +101,13 @@ def test_what_stock_refuses_is_refused_alike() -> None:
     ],
 )
 def test_bad_fields(fields: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence.replace("(", r"\(")):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
         parsed({**ODB, **fields})
     parsed({key: value for key, value in fields.items() if key != "dist_config"})  # without odb nobody asks
+
+
+def test_a_schedule_with_max_steps_is_v1s_business() -> None:
+    assert parsed({**ODB, "lr_scheduler_config": {"name": "cosine"}, "max_steps": 5}).lr_scheduler_config is not None
 
 
 def test_two_ways_to_close_an_update() -> None:
