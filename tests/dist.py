@@ -22,6 +22,9 @@ from typing import Any
 
 PRELOAD = ["torch", "torch.distributed", "torch.utils.data", "odb_factory.runtime.loader", "odb_factory.trainer.mixin"]
 
+STACKS = signal.SIGVTALRM
+"""Makes a process of a rank write its stacks; none that the collate process ignores."""
+
 GRACE_SECONDS = 15.0
 """Once a rank has failed, how long the others may take to end by themselves."""
 
@@ -127,7 +130,7 @@ def _stacks(rank: _Rank) -> str:
     """The Python stacks of all processes of a rank that hangs."""
     for pid in session_members(rank.process.pid):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGUSR1)
+            os.kill(pid, STACKS)
     time.sleep(0.5)
     with contextlib.suppress(OSError), open(rank.stacks) as file:
         return file.read()
@@ -146,7 +149,7 @@ def _child(
 ) -> None:
     os.setsid()  # a session of its own: the harness can end all that this rank started
     file = open(stacks, "w")  # noqa: SIM115  (open as long as the process)
-    faulthandler.register(signal.SIGUSR1, file=file)
+    faulthandler.register(STACKS, file=file)
     import torch
     import torch.distributed as dist
 

@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import os
 import select
-import signal
 import socket
 import sys
 import threading
@@ -23,6 +22,7 @@ from odb_factory.runtime.exchange import Exchange, connect, try_gloo
 from odb_factory.runtime.memory import return_freed_memory
 from odb_factory.runtime.messages import Failure, Meet, Phase, StartEpoch, Stop, receive, send
 from odb_factory.runtime.reader import Reader
+from odb_factory.runtime.signals import ignore_in_this_process
 
 WATCH_SECONDS = 0.5
 """How often the collate process looks whether its parent lives."""
@@ -55,8 +55,7 @@ def main(job: CollateJob, sock: socket.socket, other_end: socket.socket | None) 
 
 
 def _settle(parent: int, sock: socket.socket) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the trainer decides and closes us
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ignore_in_this_process()
     torch.set_num_threads(1)  # an OpenMP pool inherited through fork would hang
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return_freed_memory()

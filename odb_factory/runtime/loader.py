@@ -19,7 +19,8 @@ from odb_factory.runtime.memory import default_window_bytes
 from odb_factory.runtime.messages import EpochEnd, Resumed, StepInfo
 from odb_factory.runtime.observe import Observe, observe_sample
 from odb_factory.runtime.rendezvous import Rendezvous, meet, resolve_world
-from odb_factory.runtime.session import Session, interrupts_later
+from odb_factory.runtime.session import Session
+from odb_factory.runtime.signals import handled_later
 from odb_factory.runtime.state import EpochProgress, Identity, StateError, pack, unpack
 
 
@@ -228,7 +229,7 @@ class OdbDataLoader:
             window_bytes=self.window_bytes,
             parent=os.getpid(),
         )
-        with interrupts_later():
+        with handled_later():
             session = self._session = Session(job, pin_memory=self._pin_memory)
         if self.world_size > 1:
             session.meet(self._agree())

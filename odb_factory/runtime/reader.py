@@ -20,6 +20,7 @@ from odb_factory.runtime.observe import Observe
 from odb_factory.runtime.observed import Failed, Held, ObservedDataset, describe_error
 from odb_factory.runtime.remote import Gone
 from odb_factory.runtime.shipping import Board, Item, OnLoan, Pending, Shipment, Shipping, redeem
+from odb_factory.runtime.signals import block_in_this_thread
 from odb_factory.runtime.worker import WorkerInit
 
 FETCH_AT_ONCE = 2**20
@@ -207,6 +208,8 @@ class Reader:
             self._ready_samples = self._outstanding = self._outstanding_bytes = 0
 
     def _run(self) -> None:
+        if self._loader.num_workers > 0:
+            block_in_this_thread()
         while True:
             with self._freed:
                 self._freed.wait_for(lambda: self._pending.indices and not self._is_idle())

@@ -11,9 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from multiprocessing.util import Finalize
-from types import FrameType
 from typing import Any
 
 import torch
@@ -38,6 +36,7 @@ from odb_factory.runtime.messages import (
 )
 from odb_factory.runtime.nested import map_tensors
 from odb_factory.runtime.rendezvous import Rendezvous
+from odb_factory.runtime.signals import blocked
 
 POLL_SECONDS = 0.5
 """How often a waiting thread looks whether the collate process lives."""
@@ -71,7 +70,8 @@ def _launch(job: CollateJob) -> tuple[socket.socket, multiprocessing.process.Bas
             target=main, args=(job, child_sock, sock if forked else None), name=f"odb-collate-{job.rank}"
         )
         try:
-            process.start()
+            with blocked():
+                process.start()
             child_sock.close()
             if not forked or _wait_readable(sock, seconds):
                 return sock, process
@@ -94,23 +94,6 @@ def _end(process: multiprocessing.process.BaseProcess) -> None:
         process.join()
 
 
-@contextlib.contextmanager
-def interrupts_later() -> Iterator[None]:
-    """Ctrl-C takes effect when this is over: between the start of a process and the moment when it has an owner."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    caught: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if caught:
-            handler(*caught[0])
-
-
 def _wait_readable(sock: socket.socket, seconds: float) -> bool:
     """Whether something, or the end, can be read from `sock` within so many seconds."""
     poll = select.poll()  # not select(): a training process may well have 1024 descriptors open
@@ -119,7 +102,7 @@ def _wait_readable(sock: socket.socket, seconds: float) -> bool:
 
 
 class Session:
-    """One running collate process and the thread that receives from it; to be made under `interrupts_later`.
+    """One running collate process and the thread that receives from it; to be made under `handled_later`.
 
     Args:
         job: what the process does.

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from odb_factory.runtime.memory import keep_freed_memory
+from odb_factory.runtime.signals import ignore_in_this_process
 
 
 def die_with_parent() -> None:
@@ -30,6 +31,7 @@ class WorkerInit:
         die_with_parent()
         if os.getppid() != self.parent:  # the parent died before the kernel was told
             os._exit(1)
+        ignore_in_this_process()  # torch has just set its own handler of SIGTERM
         keep_freed_memory()
         if self.user_init is not None:
             self.user_init(worker)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import ProgressCallback
+from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.utils import logging
 
 from odb_factory.config import OdbConfig
@@ -14,6 +15,7 @@ from odb_factory.trainer.auto_budget import BudgetReport
 from odb_factory.trainer.bar import HeaderFilter, SamplesBar
 from odb_factory.trainer.base import TrainerBase
 from odb_factory.trainer.callback import OdbCallback
+from odb_factory.trainer.jit_checkpoint import AgreedCheckpoint
 from odb_factory.trainer.progress import SampleProgress
 from odb_factory.trainer.record import RunRecord, advice, announcement, in_words, known_of
 from odb_factory.trainer.schedule import Position, unfinished_warmup
@@ -53,6 +55,8 @@ class ReportingMixin(TrainerBase):
                     lambda: self._odb_record.audit.totals if self._odb_record is not None else {},
                     callback.max_str_len,
                 )
+            elif type(callback) is JITCheckpointCallback:
+                AgreedCheckpoint.adopt(callback, self.args.world_size, self.odb_callback.after_step_end)
         callbacks.insert(0, self.odb_callback)
 
     def _odb_announcement(self) -> str:

@@ -12,7 +12,9 @@ LAST = "LAST"
 """Stands in a point for the number of the last round of the first epoch: `judge` finds it out."""
 
 # Points: what the collate process announces (`Phase`), the occasions of its reductions, and two of the trainer.
+FORKED = "forked"
 STARTING = "starting"
+WORKER_FORKED = "a worker forked"
 UP = "waiting for the rendezvous"
 MEETING = "meeting the other ranks"
 NEXT_EPOCH = "waiting for the next epoch"
@@ -29,9 +31,11 @@ STEP = "step 3"
 BETWEEN = "between epochs"
 
 PHASES = {
+    FORKED: "start",
     STARTING: "start",
     UP: "start",
     MEETING: "meeting",
+    WORKER_FORKED: "first fill",
     FILL: "first fill",
     LATER_FILL: "later fill",
     FIRST: "1st reduction",
@@ -82,6 +86,10 @@ class Cell:
     faulty: int = 1
     workers: int = 1
     start_method: str = "fork"
+    signal: str = ""
+    """Name of the signal that action `signal` sends to the whole process group of the faulty rank."""
+    handled: bool = True
+    """The trainer has a handler for it, which lets it go on."""
     fast: bool = False
 
     @property
@@ -91,6 +99,8 @@ class Cell:
         which = "" if self.everywhere or self.world == 1 else f", rank {self.faulty}"
         method = "" if self.start_method == "fork" else f", {self.start_method}"
         workers = "" if self.workers else ", no workers"
+        if self.signal:
+            workers += f", {self.signal}"
         return f"{self.fault} @ {self.point}{which}{where}{method}{workers}"
 
     def resolved(self, last_round: int) -> Cell:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from odb_factory import OdbDataLoader, StepInfo
-from odb_factory.runtime import collate_process, epoch, exchange, loader
+from odb_factory.runtime import collate_process, epoch, exchange, loader, worker
 from odb_factory.runtime.messages import Phase
 from tests.dist import children, kill
-from tests.faults.cell import BETWEEN, NEXT_EPOCH, STARTING, STEP, Cell
+from tests.faults.cell import BETWEEN, FORKED, NEXT_EPOCH, STARTING, STEP, WORKER_FORKED, Cell
 from tests.runtime.helpers import Lengths, PadCollate, wait_until
 
 FOR_EVER = 600.0
@@ -55,6 +55,8 @@ class Injector:
         """Wrap what passes the points."""
         for module in (collate_process, epoch):
             module.send = self._announcing(module.send)  # type: ignore[attr-defined]
+        collate_process._settle = self._before(collate_process._settle, FORKED)  # type: ignore[attr-defined]
+        worker.WorkerInit.__call__ = self._before(worker.WorkerInit.__call__, WORKER_FORKED)  # type: ignore[method-assign]
         collate_process.try_gloo = self._before(collate_process.try_gloo, STARTING)  # type: ignore[attr-defined]
         for name in ("minimum", "sum", "prefix_sum"):
             setattr(exchange.GlooExchange, name, self._exchanging(getattr(exchange.GlooExchange, name)))
@@ -76,10 +78,10 @@ class Injector:
 
         return exchange_
 
-    def _before(self, function: Callable[[], Any], point: str) -> Callable[[], Any]:
-        def call() -> Any:
+    def _before(self, function: Callable[..., Any], point: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
             self._pass(point)
-            return function()
+            return function(*arguments)
 
         return call
 
@@ -121,6 +123,8 @@ class Injector:
             case "interrupt":
                 self._interrupt()
                 time.sleep(FOR_EVER)
+            case "signal":
+                self._signal_all()
             case "raise in the step" | "break":
                 self._note()
                 time.sleep(FOR_EVER)  # until the trainer closes the loader
@@ -140,6 +144,11 @@ class Injector:
         self._note()
         for leader in (*others, own):  # in the trainer, nothing comes after its own
             os.killpg(leader, signal.SIGINT)
+
+    def _signal_all(self) -> None:
+        """As a launcher or a scheduler does: all processes of this rank get it."""
+        self._note()
+        os.killpg(self.leaders[self.rank], signal.Signals[self.cell.signal])
 
     def _note(self) -> None:
         self.fired.value = 1
@@ -204,6 +213,8 @@ class Injector:
             raise AssertionError("the interrupt did not come")
         self._note()
         match self.cell.action:
+            case "signal":
+                self._signal_all()
             case "kill the collate process":
                 kill(collate)
             case "kill the rank":

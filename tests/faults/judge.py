@@ -59,7 +59,7 @@ def run_cell(cell: Cell) -> Verdict:
             released = Path(folder, f"released-{rank}")
             start = float(released.read_text()) if released.exists() else since
             verdict.problems += [f"rank {rank}: {text}" for text in _judge(verdict, rank, report, start)]
-        if cell.action in ("nothing", "break") and not verdict.problems:
+        if cell.action in ("nothing", "break", "signal") and cell.own is not None and not verdict.problems:
             _check_epochs(reports, verdict)
     verdict.wall = time.monotonic() - begun
     return verdict

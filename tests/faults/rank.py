@@ -63,6 +63,8 @@ def config_of(cell: Cell) -> OdbConfig:
 def run_rank(rank: int, world: int, cell: Cell, folder: str) -> Report:
     """Entry point of a rank (`tests.dist.run_ranks`)."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a fork server ignores it
+    if cell.action == "signal":
+        signal.signal(signal.Signals[cell.signal], _take_notice if cell.handled else signal.SIG_DFL)
     leaders = [os.getpid()]
     if world > 1:
         leaders = [0] * world
@@ -106,6 +108,9 @@ def _loop(cell: Cell, injector: Injector, loader: OdbDataLoader, data: Lengths, 
     if cell.action == "nothing":
         report.after = [run_epoch(loader, data) for _ in range(2)]
         return
+    if cell.action == "signal":
+        report.after = [_watched_epoch(injector, loader, data) for _ in range(2)]
+        return
     for _ in range(EPOCHS):
         for _, info in loader:
             if injector.on_step(loader, info):
@@ -115,6 +120,17 @@ def _loop(cell: Cell, injector: Injector, loader: OdbDataLoader, data: Lengths, 
             continue
         report.after = [run_epoch(loader, data) for _ in range(2)]
         return
+
+
+def _take_notice(*_: object) -> None:
+    """What a trainer does that goes on: it may save a checkpoint at the next update."""
+
+
+def _watched_epoch(injector: Injector, loader: OdbDataLoader, data: Lengths) -> Epoch:
+    """`run_epoch`, with the injector asked in every step and at the end."""
+    epoch = run_epoch(loader, data, on_step=lambda info: injector.on_step(loader, info))
+    injector.on_epoch_end(loader)
+    return epoch
 
 
 def _settled(count: object, goal: int, seconds: float = 5.0) -> int:

@@ -188,6 +188,34 @@ def _interrupts() -> Iterator[Cell]:
         )
 
 
+def _signals() -> Iterator[Cell]:
+    """To all processes of a rank: one whose trainer has a handler goes on, the other one dies."""
+    handled = Cell(
+        fault="signal to a whole rank that handles it",
+        action="signal",
+        signal="SIGTERM",
+        point=at.STEP,
+        own=GOES_ON,
+        others=GOES_ON,
+    )
+    start = (at.FORKED, at.STARTING, at.UP, at.MEETING, at.WORKER_FORKED)
+    for point in (*start, *IN_ROUNDS, at.STEP, at.BETWEEN):
+        yield replace(handled, point=point)
+    for name in ("SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGABRT"):
+        for point in (at.FORKED, at.WORKER_FORKED, at.COLLATE):
+            yield replace(handled, signal=name, point=point)
+    yield replace(handled, start_method="spawn")
+    yield replace(handled, point=at.COLLATE, workers=0)
+    yield replace(handled, point=at.COLLATE, world=1, faulty=0, workers=2)
+    default = replace(
+        handled, fault="signal to a whole rank that does not", handled=False, own=None, others=LOST, point=at.COLLATE
+    )
+    for name in ("SIGTERM", "SIGHUP", "SIGUSR1"):
+        yield replace(default, signal=name)
+    yield replace(default, point=at.STEP)
+    yield replace(default, point=at.FILL)
+
+
 def _other_worlds() -> Iterator[Cell]:
     """A lost rank 0 (which serves the store), three ranks (not all of them neighbours), one rank, and spawn."""
     kill = Cell(
@@ -234,6 +262,9 @@ FAST = {
     ("SIGINT to one rank", at.STARTING),
     ("SIGINT to one rank", at.SECOND),
     ("SIGINT to all ranks", at.FILL),
+    ("signal to a whole rank that handles it", at.FORKED),
+    ("signal to a whole rank that handles it", at.WORKER_FORKED),
+    ("signal to a whole rank that does not", at.STEP),
     ("early break on all ranks", at.SECOND),
     ("early break on all ranks", at.STEP),
 }
@@ -242,7 +273,7 @@ FAST = {
 
 def _plain() -> Iterator[Cell]:
     yield CONTROL
-    for rows in (_workers, _collate_process, _whole_ranks, _interrupts):
+    for rows in (_workers, _collate_process, _whole_ranks, _interrupts, _signals):
         for cell in rows():
             yield replace(cell, fast=(cell.fault, cell.point) in FAST)
 
@@ -260,6 +291,7 @@ NOT_APPLICABLE = {
     "collate process stalls": "before it is up: forked again, see tests/runtime/test_world.py (does not come up)",
     "trainer stalls": "elsewhere the collate process, not the trainer, decides what happens",
     "exception in the training step": "start, meeting, first fill: there is no step yet",
+    "signal to a whole rank that does not": "as SIGKILL of a whole rank",
     "early break on all ranks": "start, meeting, first fill: there is no step yet; between epochs: nothing to leave",
 }
 """Why a row has holes."""

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from odb_factory import OdbConfig, OdbDataLoader
-from odb_factory.runtime import loader, session
+from odb_factory.runtime import loader, session, signals
 from tests.dist import descendants, kill, run_ranks
 from tests.runtime.helpers import Lengths, PadCollate, open_files, wait_until
 
-FILES = (loader.__file__, session.__file__)
+FILES = (loader.__file__, session.__file__, signals.__file__)
 MOST_LINES = 200
 
 

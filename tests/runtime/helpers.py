@@ -142,12 +142,13 @@ class Epoch:
         return sum(info.global_dropped for info in self.infos) + (self.end.global_dropped if self.end else 0)
 
 
-def run_epoch(loader: OdbDataLoader, data: Lengths) -> Epoch:
-    """Iterate one epoch to its end, and check each batch against its `StepInfo`."""
+def run_epoch(loader: OdbDataLoader, data: Lengths, on_step: Callable[[StepInfo], object] = lambda info: None) -> Epoch:
+    """Iterate one epoch to its end, and check each batch against its `StepInfo`; `on_step` is called in each step."""
     epoch = Epoch()
     for batch, info in loader:
         check_batch(batch, info, data, loader.config)
         epoch.infos.append(info)
+        on_step(info)
     epoch.end = loader.epoch_ends[-1]
     check_steps(epoch)
     return epoch
