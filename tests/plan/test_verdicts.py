@@ -10,7 +10,7 @@ import pytest
 from odb_factory.plan.advice import candidates
 from odb_factory.plan.text import VERDICTS
 from tests.llamafactory.conftest import SAMPLES
-from tests.plan.helpers import Write, data_set, plan, plan_json, refusal
+from tests.plan.helpers import Write, data_set, failure, plan, plan_json
 
 MIXED = [
     {"instruction": f"Count to {i}", "input": "", "output": "one two " * (40 if i % 6 == 0 else 1 + i % 5)}
@@ -50,7 +50,7 @@ class TestTooLargeABudget:
 
 class TestOverlongSamplesAreDropped:
     def test_all_of_them(self, capsys: pytest.CaptureFixture[str], write: Write) -> None:
-        line = refusal(capsys, write(odb_token_budget=10, odb_overlong="drop"))
+        line = failure(capsys, write(odb_token_budget=10, odb_overlong="drop"))
         assert f"each of the {SAMPLES} samples is longer than the token budget 10, so that there is nothing" in line
         assert "raise odb_token_budget (the shortest sample takes " in line
 
