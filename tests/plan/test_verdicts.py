@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from odb_factory.commands.plan import WOULD_FAIL
 from odb_factory.plan.advice import candidates
 from odb_factory.plan.text import VERDICTS
 from tests.llamafactory.conftest import SAMPLES
@@ -87,14 +88,14 @@ class TestBadSamples:
     ) -> None:
         rows = [{**row, "instruction": "See <image>"} if i % every == 0 else row for i, row in enumerate(MIXED)]
         path = write(**data_set(tmp_path, rows), odb_token_budget=1024, odb_depth=256)
-        made = plan_json(capsys, path)
+        made = plan_json(capsys, path, status=WOULD_FAIL)
         bad = made["samples"]["bad"]
         assert bad == len(MIXED) // every
         assert made["predictions"]["standard"]["exact"] is made["predictions"]["odb"]["exact"] is False
         assert made["verdict"] == verdict
         assert (f"{bad} of the 240 rows that were read are bad" in made["verdict_reason"]) is (every == 3)
         assert (f"the {bad} bad samples" in made["verdict_reason"]) is (every == 60)
-        text = " ".join(plan(capsys, path).split())
+        text = " ".join(plan(capsys, path, status=WOULD_FAIL).split())
         assert f"The {bad} bad samples are left out of all figures" in text
         assert VERDICTS[verdict] in text
         skipped = plan_json(capsys, path, "odb_on_bad_sample=skip")["predictions"]
