@@ -13,11 +13,23 @@ from pathlib import Path
 OVERRIDES = "overrides"
 """The option that takes `key=value` from anywhere in the command line."""
 
+WOULD_FAIL = 3
+"""Exit status where a run of the recipe would fail; 1 is that of a program that fails itself."""
+
+EXIT_CODES = """exit status:
+  0  the plan is made, and nothing was found that a run would fail at
+  2  the recipe or the command line cannot be used; stderr says why
+  3  a run of this recipe would fail: at bad or overlong samples, for want of
+     samples, at the checkpoint of resume_from_checkpoint, ...; the plan's last
+     lines say at what, in JSON run_would_fail_at"""
+
 HELP = "predict padding, steps and memory of a recipe, with and without ODB; no GPU and no model weights"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
+    parser.epilog = EXIT_CODES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("recipe", type=Path, help="a LLaMA-Factory recipe (.yaml) with odb: true")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe fields to change")
     parser.add_argument(
@@ -66,22 +78,33 @@ def run(options: argparse.Namespace) -> int:
 
         recipe = load_recipe(options.recipe, options.overrides)
 
+        from odb_factory.plan.observed import RunWouldFail
         from odb_factory.plan.planner import make_plan, ranks_of_environment
         from odb_factory.plan.plot import write_plot
-        from odb_factory.plan.schema import as_json
+        from odb_factory.plan.schema import as_json, failure_as_json
         from odb_factory.plan.text import as_text
 
-        plan = make_plan(
-            recipe,
-            samples=options.samples,
-            world_size=options.world_size or ranks_of_environment(),
-            seed=options.seed,
-            on_progress=_progress(),
-        )
-        if options.plot is not None:
-            write_plot(plan, options.plot)
+        try:
+            plan = make_plan(
+                recipe,
+                samples=options.samples,
+                world_size=options.world_size or ranks_of_environment(),
+                seed=options.seed,
+                on_progress=_progress(),
+            )
+        except RunWouldFail as error:
+            reason = str(error)
+        else:
+            reason = ""
+            if options.plot is not None:
+                write_plot(plan, options.plot)
+    if reason:
+        print(f"odb-factory: a run would fail: {reason}", file=sys.stderr)
+        if options.json:
+            print(json.dumps(failure_as_json(recipe.path, reason), indent=2))
+        return WOULD_FAIL
     print(json.dumps(as_json(plan), indent=2) if options.json else as_text(plan))
-    return 0
+    return WOULD_FAIL if plan.stops else 0
 
 
 def _check_trainer() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from odb_factory.config import OdbConfig
 from odb_factory.trainer.checks import contradictions, needs_steps
 from odb_factory.trainer.options import AUTO
-from odb_factory.trainer.resume import load_state
+from odb_factory.trainer.resume import find_state
 
 COLLATOR_PAD_MULTIPLE = 8
 """LLaMA-Factory pads training batches to a multiple of this (train/sft/workflow.py)."""
@@ -40,8 +40,7 @@ def check_recipe(data_args: Any, training_args: Any) -> None:
     for applies, sentence in problems:
         if applies:
             raise ValueError(f"odb: true contradicts this recipe: {sentence}")
-    if isinstance(training_args.resume_from_checkpoint, str):
-        load_state(training_args.resume_from_checkpoint)
+    find_state(training_args.resume_from_checkpoint, training_args.output_dir)
 
 
 def check_sharded(finetuning_args: Any, training_args: Any) -> None:

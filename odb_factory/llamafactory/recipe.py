@@ -66,6 +66,13 @@ class Recipe:
     data_args: Any
     training_args: Any
     finetuning_args: Any
+    given: Mapping[str, Any]
+    """The fields as they were written, those that are set otherwise while planning included."""
+
+    @property
+    def overwrites(self) -> bool:
+        """A run begins anew in its output_dir, whatever lies there."""
+        return bool(self.given.get("overwrite_output_dir", False))
 
 
 def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
@@ -78,6 +85,7 @@ def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     values = read_values(file, overrides)
     check_kind(file, values)
     _check_ranges(file, values)
+    given = dict(values)
     for name in MACHINE_FIELDS.keys() & values.keys():
         values[name] = MACHINE_FIELDS[name]
     if values.get("pure_bf16") is True:
@@ -85,7 +93,7 @@ def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     values.update(use_cpu=True, overwrite_output_dir=True)
     with translated(str(file), "mend the recipe"), quiet():
         model, data, training, finetuning = _parse(file, values)
-    return Recipe(file, model, data, training, finetuning)
+    return Recipe(file, model, data, training, finetuning, given)
 
 
 def read_values(file: Path, overrides: Sequence[str]) -> dict[str, Any]:

@@ -9,11 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from odb_factory.core.sample import Dropped, SampleMeta
+from odb_factory.llamafactory.recipe import RecipeError
 
 SHORT_OF_MEAN = 0.5
 """A sample is short below this share of the mean length: in a mixed batch most of its row is padding."""
 
 BINS = 30
+
+
+class RunWouldFail(RecipeError):
+    """A run would fail before its first step, for want of samples, so that there is nothing to plan."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +33,14 @@ class Observed:
     """The others, by index."""
 
     @property
+    def read(self) -> int:
+        """Rows that were drawn."""
+        return len(self.metas) + len(self.dropped)
+
+    @property
     def complete(self) -> bool:
         """Every row was measured."""
-        return len(self.metas) + len(self.dropped) == self.size
+        return self.read == self.size
 
     @property
     def error_of_mean(self) -> float | None:
@@ -43,7 +53,7 @@ class Observed:
         if len(self.metas) < 2:
             return None
         lengths = [meta.length for meta in self.metas]
-        left_out = 1 - (len(self.metas) + len(self.dropped)) / self.size
+        left_out = 1 - self.read / self.size
         return 2 * statistics.stdev(lengths) * (left_out / len(lengths)) ** 0.5 / statistics.fmean(lengths)
 
     @property

@@ -21,7 +21,7 @@ from odb_factory.llamafactory.media import pixel_dtype
 from odb_factory.llamafactory.online_dataset import OnlineDataset, observe_online
 from odb_factory.llamafactory.recipe import Recipe, RecipeError, quiet, translated
 from odb_factory.plan.data_errors import explain, places
-from odb_factory.plan.observed import Observed
+from odb_factory.plan.observed import Observed, RunWouldFail
 from odb_factory.plan.sources import check_data, check_model
 from odb_factory.runtime.observed import Failed, Held, ObservedDataset
 from odb_factory.trainer.options import AUTO, with_arguments
@@ -126,7 +126,7 @@ def observe(
     """Run `count` rows, drawn at random, through the pipeline (None: all of them).
 
     Raises:
-        RecipeError: none of them is usable.
+        RunWouldFail: none of them is usable.
         OSError: the machine ran out of something.
     """
     size = len(pipeline.dataset)
@@ -144,7 +144,7 @@ def observe(
             on_progress(done, len(indices))
     if not metas:
         first = dropped[0]
-        raise RecipeError(
+        raise RunWouldFail(
             f"none of the {len(indices)} rows that were read is usable (the first: {first.reason}: "
             f"{first.detail.rstrip('.')}); mend the data, or check columns and formatting in dataset_info.json."
         )

@@ -10,13 +10,14 @@ from typing import Any
 
 from odb_factory.config import OdbConfig
 from odb_factory.core.protocol import make_budget
-from odb_factory.llamafactory.recipe import Recipe, RecipeError
+from odb_factory.llamafactory.recipe import Recipe
 from odb_factory.plan.advice import Advice, advise
 from odb_factory.plan.compare import Comparison, Fixed
 from odb_factory.plan.memory import Memory, measure_memory
 from odb_factory.plan.observed import Lengths, Observed, describe_lengths
 from odb_factory.plan.pipeline import Pipeline, observe, open_pipeline
 from odb_factory.plan.prediction import Prediction
+from odb_factory.plan.stops import find_stops
 from odb_factory.plan.warnings import make_warnings
 from odb_factory.runtime.memory import default_window_bytes
 from odb_factory.trainer.options import AUTO
@@ -53,7 +54,9 @@ class Plan:
     memory: Memory
     advice: Advice
     warnings: tuple[str, ...]
-    """Sentences about what a run would stop at or leave out."""
+    """Sentences about what a run would leave out or do otherwise than expected."""
+    stops: tuple[str, ...]
+    """Sentences about what a run would fail at; none: nothing was found."""
 
 
 def ranks_of_environment() -> int:
@@ -88,17 +91,19 @@ def make_plan(
         seed: of the draw and of the epoch's order; None: the recipe's own.
 
     Raises:
-        RecipeError: something that the recipe names is not there or cannot be used, or no row can, or a sample is
-            longer than the budget where `odb_overlong` is `error`, or every one where it is `drop`.
+        RunWouldFail: no row is usable, or every sample is longer than the budget and `odb_overlong` is `drop`.
+        RecipeError: something that the recipe names is not there or cannot be used.
     """
     pipeline = open_pipeline(recipe)
     config = _config_here(pipeline, world_size, seed)
     observed = observe(pipeline, samples, config.seed, on_progress)
-    _refuse_overlong(config, observed)
-    return _compare(recipe, pipeline, config, observed, world_size)
+    stops = find_stops(recipe, pipeline, config, observed, world_size)
+    return _compare(recipe, pipeline, config, observed, world_size, stops)
 
 
-def _compare(recipe: Recipe, pipeline: Pipeline, config: OdbConfig, observed: Observed, world_size: int) -> Plan:
+def _compare(
+    recipe: Recipe, pipeline: Pipeline, config: OdbConfig, observed: Observed, world_size: int, stops: tuple[str, ...]
+) -> Plan:
     """The plan of what was observed."""
     fixed, name = _fixed(recipe), _budget_name(pipeline, recipe)
     comparison = Comparison(
@@ -138,6 +143,7 @@ def _compare(recipe: Recipe, pipeline: Pipeline, config: OdbConfig, observed: Ob
         own=own,
         advice=advice,
         warnings=(*_auto(pipeline), *make_warnings(config, observed, facts["lengths"], own, advice)),
+        stops=stops,
         **facts,
     )
 
@@ -174,24 +180,3 @@ def _auto(pipeline: Pipeline) -> tuple[str, ...]:
         return ()
     budget = f"{pipeline.config.token_budget:,}"
     return (f"odb_token_budget is auto: the run finds its budget before it trains; {budget} stands for it here.",)
-
-
-def _refuse_overlong(config: OdbConfig, observed: Observed) -> None:
-    budget = make_budget(config)
-    overlong = [meta for meta in observed.metas if budget.overlong(meta)]
-    if not overlong or config.overlong == "keep":
-        return
-    longest = max(overlong, key=lambda meta: budget.cost((meta,)))
-    if config.overlong == "drop" and len(overlong) == len(observed.metas):
-        costs = [budget.cost((meta,)) for meta in overlong]
-        raise RecipeError(
-            f"odb_overlong is drop, and each of the {len(overlong)} samples is longer than the token budget "
-            f"{config.token_budget}, so that there is nothing to train on: raise odb_token_budget (the shortest sample "
-            f"takes {min(costs)} padded tokens, the longest {max(costs)})."
-        )
-    if config.overlong == "error":
-        raise RecipeError(
-            f"{len(overlong)} of {len(observed.metas)} samples are longer than the token budget {config.token_budget} "
-            f"(sample {longest.index} takes {budget.cost((longest,))} padded tokens), and odb_overlong is error: raise "
-            f"odb_token_budget to at least {budget.cost((longest,))}, or set odb_overlong to keep or drop."
-        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from odb_factory.plan.observed import histogram
@@ -52,8 +54,18 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "gain_over_standard": round(plan.advice.gain, 4),
         "verdict": plan.advice.verdict,
         "verdict_reason": plan.advice.verdict_reason,
+        **_run(plan.stops),
         "warnings": list(plan.warnings),
     }
+
+
+def failure_as_json(recipe: Path, reason: str) -> dict[str, Any]:
+    """In place of a plan where a run would fail for want of samples."""
+    return {"version": VERSION, "recipe": str(recipe), **_run((reason,))}
+
+
+def _run(stops: Sequence[str]) -> dict[str, Any]:
+    return {"run_would_fail": bool(stops), "run_would_fail_at": list(stops)}
 
 
 def _samples(plan: Plan) -> dict[str, Any]:

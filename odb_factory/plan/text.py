@@ -43,7 +43,7 @@ def _head(plan: Plan) -> str:
         f"{read:,} of {observed.size:,} rows went through the recipe's own data pipeline"
         + (f"; dropped: {dropped}" if dropped else ""),
     ]
-    return "\n".join(map(_wrap, [*lines, *(f"Warning: {warning}" for warning in plan.warnings)]))
+    return "\n".join(map(_wrap, lines))
 
 
 def _lengths(plan: Plan) -> str:
@@ -148,3 +148,6 @@ def _conclusions(plan: Plan) -> Iterator[str]:
     windows = f"; a host's windows then hold {size(memory.host(advice.depth))}" if advice.depth != depth else ""
     yield f"Depth:  odb_depth {advice.depth}: {advice.depth_reason}{windows}."
     yield f"Result: {VERDICTS[advice.verdict]}: {advice.verdict_reason}."
+    # last, where a terminal shows them
+    yield from (f"Warning: {warning}" for warning in plan.warnings)
+    yield from (f"A run would fail: {stop}" for stop in plan.stops)

@@ -1,34 +1,30 @@
-"""Sentences about what a run would stop at, leave out, or do otherwise than the table may suggest."""
+"""Sentences about what a run would leave out, or do otherwise than the table may suggest."""
 
 from __future__ import annotations
 
 from odb_factory.config import OdbConfig
+from odb_factory.core.protocol import make_budget
 from odb_factory.plan.advice import Advice
 from odb_factory.plan.observed import Lengths, Observed
 from odb_factory.plan.prediction import Prediction
+from odb_factory.plan.stops import bad_samples
 
 
 def make_warnings(
     config: OdbConfig, observed: Observed, lengths: Lengths, own: Prediction, advice: Advice
 ) -> list[str]:
     """Of the recipe's own run (`own`)."""
-    seen = len(observed.metas) + len(observed.dropped)
     found = []
-    if observed.bad:
-        found.append(_bad(config, observed, seen))
+    if observed.bad and config.on_bad_sample == "skip":
+        found.append(f"{bad_samples(observed)}; a run skips and names them.")
     invalid = len(observed.dropped) - len(observed.bad)
     if invalid:
         found.append(
-            f"{invalid} of {seen} rows are invalid conversations; they are dropped, as in stock LLaMA-Factory."
+            f"{invalid} of {observed.read} rows are invalid conversations; they are dropped, as in stock LLaMA-Factory."
         )
-    if lengths.above_budget:
-        fate = "trained on alone, above the budget"
-        if config.overlong == "drop":
-            kept, all_ = own.samples, own.samples + own.overlong
-            fate = f"dropped, and ODB trains on {kept:,} of {all_:,}, so its speed is not compared with Standard's"
-        found.append(f"{lengths.above_budget:.1%} of the samples are above the token budget: they are {fate}.")
+    found += _overlong(config, observed, own)
     if not config.join:
-        usable = round(len(observed.metas) / seen * observed.size)
+        usable = round(len(observed.metas) / observed.read * observed.size)
         found.append(
             f"odb_join is false (odb_quota {config.quota:g}): an epoch of ODB emits {own.samples:,} of {usable:,} "
             "samples, so its steps per epoch do not compare with Standard's; speeds are per token."
@@ -46,17 +42,22 @@ def make_warnings(
     return found
 
 
-def _bad(config: OdbConfig, observed: Observed, seen: int) -> str:
-    first = observed.bad[0]
-    where = f"the first is sample {first.index} ({first.reason}: {first.detail.rstrip('.')})"
-    if config.on_bad_sample == "raise":
-        what = "a run would stop there; mend it, or set odb_on_bad_sample: skip"
-    else:
-        what = "a run skips and names them"
-        expected = len(observed.bad) * observed.size / seen
-        if config.max_bad_samples is not None and expected > config.max_bad_samples:
-            what = (
-                f"a run would stop after {config.max_bad_samples} (odb_max_bad_samples), about {expected:.0f} are to "
-                "be expected; mend the data, or raise that number"
-            )
-    return f"{len(observed.bad)} of {seen} samples are bad; {where}; {what}."
+def _overlong(config: OdbConfig, observed: Observed, own: Prediction) -> list[str]:
+    """Of samples above the budget that do not end a run."""
+    budget = make_budget(config)
+    costs = [budget.cost((meta,)) for meta in observed.metas if budget.overlong(meta)]
+    if not costs or config.overlong == "error":
+        return []
+    share = len(costs) / len(observed.metas)
+    those = (
+        f"{len(costs):,} of the {len(observed.metas):,} samples that were read ({share:.1%}) are longer than the token "
+        f"budget {config.token_budget:,}"
+    )
+    remedy = f"raise odb_token_budget to {max(costs)}, the padded tokens of the longest one, or lower cutoff_len"
+    if config.overlong == "drop":
+        kept, all_ = own.samples, own.samples + own.overlong
+        return [
+            f"{those}: they are dropped, and ODB trains on {kept:,} of {all_:,}, so its speed is not compared with "
+            f"Standard's; to keep them, {remedy}."
+        ]
+    return [f"{those}: each is trained on alone, in a micro-batch that takes more memory than the budget; {remedy}."]

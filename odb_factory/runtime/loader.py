@@ -156,13 +156,7 @@ class OdbDataLoader:
         self._uncommitted.clear()
 
     def _identity(self) -> Identity:
-        fingerprint = getattr(self.dataset, "fingerprint", None)
-        return Identity(
-            size=len(self.dataset),
-            data=str(fingerprint()) if callable(fingerprint) else "",
-            seed=self.config.seed,
-            shuffle=self.config.shuffle,
-        )
+        return Identity.of(self.dataset, self.config)
 
     def _begin(self, epoch: int) -> Resumed | None:
         """What was done of `epoch` before, as the state that was loaded says."""

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from odb_factory.config import OdbConfig
 from odb_factory.core.sample import Dropped
 from odb_factory.runtime.errors import OdbError
 from odb_factory.runtime.messages import Resumed, StepInfo, pack_flags, unpack_flags
@@ -38,6 +39,17 @@ class Identity:
     """Fingerprint of the data set; empty where it has none."""
     seed: int
     shuffle: bool
+
+    @classmethod
+    def of(cls, dataset: Any, config: OdbConfig) -> Identity:
+        """That of a run on `dataset`, whose `fingerprint()` is asked where it has one."""
+        fingerprint = getattr(dataset, "fingerprint", None)
+        return cls(
+            size=len(dataset),
+            data=str(fingerprint()) if callable(fingerprint) else "",
+            seed=config.seed,
+            shuffle=config.shuffle,
+        )
 
 
 class EpochProgress:

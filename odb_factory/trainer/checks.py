@@ -56,6 +56,14 @@ def needs_steps(args: Any) -> tuple[bool, str]:
     return False, ""
 
 
+def needs_fillers(config: OdbConfig, world_size: int, accumulation: int) -> tuple[bool, str]:
+    """Whether `odb_idle: skip` leaves ranks or updates without what they wait for, and what to say then."""
+    return config.idle == "skip" and (world_size > 1 or accumulation > 1), (
+        "odb_idle: skip is for own training loops with DDP Join; a Trainer on several ranks, or one that accumulates "
+        "gradients, needs filler."
+    )
+
+
 def check_arguments(args: Any, config: OdbConfig, accelerator: Any, samples_per_update: int | None = None) -> None:
     """Raise ValueError for training arguments that contradict `config`, RuntimeError for an unknown Trainer layout."""
     missing = [name for name in _HOOKED if not hasattr(Trainer, name)]
@@ -71,11 +79,7 @@ def check_arguments(args: Any, config: OdbConfig, accelerator: Any, samples_per_
             "torchrun (FORCE_TORCHRUN=1).",
         ),
         *contradictions(args),
-        (
-            config.idle == "skip" and (args.world_size > 1 or args.gradient_accumulation_steps > 1),
-            "odb_idle: skip is for own training loops with DDP Join; a Trainer on several ranks, or one that "
-            "accumulates gradients, needs filler.",
-        ),
+        needs_fillers(config, args.world_size, args.gradient_accumulation_steps),
         (
             _model_parallel(accelerator),
             "tensor, context and sequence parallelism are not supported with odb: true; use data parallelism (DDP, "

@@ -19,7 +19,7 @@ from odb_factory.trainer.micro import MicroBatch
 from odb_factory.trainer.progress import SampleProgress
 from odb_factory.trainer.record import RunRecord, resumption
 from odb_factory.trainer.report import Audit
-from odb_factory.trainer.resume import load_state, save_state
+from odb_factory.trainer.resume import find_state, load_state, save_state
 from odb_factory.trainer.schedule import Position
 
 logger = logging.get_logger("transformers.odb_factory")
@@ -46,12 +46,11 @@ class ResumableMixin(TrainerBase):
         """See Trainer. The loader's processes end with the run, however it ends.
 
         Raises:
-            ValueError, StateError: `resume_from_checkpoint` names a checkpoint that was saved without ODB, or of a run
-                with another data set, seed or order.
+            ValueError, StateError: `resume_from_checkpoint` names no complete checkpoint, or one that was saved without
+                ODB, or of a run with another data set, seed or order.
         """
         resume = args[0] if args else kwargs.get("resume_from_checkpoint")
-        if isinstance(resume, str):
-            load_state(resume)  # better now than after the model was loaded
+        find_state(resume, self.args.output_dir)  # better now than after the model was loaded
         self._odb_pending.clear()  # of a run that ended in the middle of an update
         self._odb_trained.clear()
         try:

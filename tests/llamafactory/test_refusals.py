@@ -81,9 +81,26 @@ def test_contradiction_is_refused_with_the_remedy(
     assert stock.config is None
 
 
-def test_a_checkpoint_of_a_run_without_odb_is_refused(recipe: dict[str, Any], stock: FakeStock, tmp_path: Path) -> None:
-    fields = {"resume_from_checkpoint": str(tmp_path / "checkpoint-3")}
-    with pytest.raises(ValueError, match=r"^odb: the checkpoint \S+checkpoint-3 has no odb_state\.json.*start anew in"):
+CHECKPOINTS = {
+    "of stock": (
+        "checkpoint-3",
+        r"the checkpoint \S+checkpoint-3 has no odb_state\.json.*saved without odb.*start anew in",
+    ),
+    "absent": ("checkpoint-4", r"there is no checkpoint \S+checkpoint-4 .* holds checkpoint-3: "),
+    "output_dir": (".", "is no checkpoint, but an output_dir that holds checkpoint-3: "),
+    "true": (True, r"resume_from_checkpoint is true, and there is no checkpoint in output_dir \S+out; correct"),
+    "a number": (3, "resume_from_checkpoint must be true or the path of a checkpoint, got 3"),
+}
+
+
+@pytest.mark.parametrize(("resume", "sentence"), CHECKPOINTS.values(), ids=CHECKPOINTS)
+def test_what_cannot_be_resumed_is_refused(
+    recipe: dict[str, Any], stock: FakeStock, tmp_path: Path, resume: Any, sentence: str
+) -> None:
+    (tmp_path / "checkpoint-3").mkdir()
+    (tmp_path / "checkpoint-3" / "trainer_state.json").write_text("{}")
+    fields = {"resume_from_checkpoint": str(tmp_path / resume) if isinstance(resume, str) else resume}
+    with pytest.raises(ValueError, match=f"^odb: .*{sentence}"):
         run({**recipe, **fields})
     assert not stock.calls  # no model, no data
     assert run({**recipe, **fields, "odb": False}) == "done"

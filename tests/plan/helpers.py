@@ -10,23 +10,35 @@ from typing import Any
 import pytest
 
 from odb_factory.cli import main
+from odb_factory.commands.plan import WOULD_FAIL
 
 Write = Callable[..., Path]
 """Writes a recipe with these fields, and gives its path."""
 
 
-def plan(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """What the command prints."""
+def plan(capsys: pytest.CaptureFixture[str], *arguments: str | Path, status: int = 0) -> str:
+    """What the command prints; it ends with this status."""
     capsys.readouterr()
-    status = main(["plan", *map(str, arguments)])
+    ended = main(["plan", *map(str, arguments)])
     captured = capsys.readouterr()
-    assert status == 0, captured.err
+    assert ended == status, captured.err
     return captured.out
 
 
-def plan_json(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads(plan(capsys, *arguments, "--json"))
+def plan_json(capsys: pytest.CaptureFixture[str], *arguments: str | Path, status: int = 0) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(plan(capsys, *arguments, "--json", status=status))
+    assert result["run_would_fail"] is bool(result["run_would_fail_at"]) is (status == WOULD_FAIL)
     return result
+
+
+def failure(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """Why there is no plan of a run that would fail: the one line on stderr, which the JSON holds, too."""
+    (reason,) = plan_json(capsys, *arguments, status=WOULD_FAIL)["run_would_fail_at"]
+    assert main(["plan", *map(str, arguments)]) == WOULD_FAIL
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"odb-factory: a run would fail: {reason}\n"
+    return str(reason)
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:

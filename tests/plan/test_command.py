@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from odb_factory.commands.plan import WOULD_FAIL
 from tests.llamafactory.conftest import SAMPLES
-from tests.plan.helpers import Write, data_set, plan, plan_json, refusal
+from tests.plan.helpers import Write, data_set, failure, plan, plan_json, refusal
 
 PREDICTION = {
     "method",
@@ -172,16 +173,12 @@ ROWS = [
 class TestBadSamples:
     def test_they_are_counted_and_named(self, capsys: pytest.CaptureFixture[str], write: Write, tmp_path: Path) -> None:
         path = write(**data_set(tmp_path, ROWS))
-        made = plan_json(capsys, path)
+        made = plan_json(capsys, path, "odb_on_bad_sample=skip", "odb_max_bad_samples=2")
         assert made["samples"]["usable"] == 28
         assert [d["index"] for d in made["samples"]["dropped_samples"]] == [2, 5]
         warning = made["warnings"][0]
-        assert warning.startswith("2 of 30 samples are bad; the first is sample 2 (")
-        assert "a run would stop there" in warning
-        warning = plan_json(capsys, path, "odb_on_bad_sample=skip")["warnings"][0]
-        assert "a run skips and names them" in warning
-        warning = plan_json(capsys, path, "odb_on_bad_sample=skip", "odb_max_bad_samples=1")["warnings"][0]
-        assert "a run would stop after 1" in warning
+        assert warning.startswith("2 of 30 samples are bad, the first of them sample 2 (")
+        assert warning.endswith("; a run skips and names them.")
 
     def test_invalid_conversations_are_dropped_as_in_a_run(
         self, capsys: pytest.CaptureFixture[str], write: Write, tmp_path: Path
@@ -197,14 +194,15 @@ class TestBadSamples:
 
     def test_none_is_usable(self, capsys: pytest.CaptureFixture[str], write: Write, tmp_path: Path) -> None:
         rows = [{**row, "instruction": "See <image>"} for row in ROWS]
-        line = refusal(capsys, write(**data_set(tmp_path, rows)))
+        line = failure(capsys, write(**data_set(tmp_path, rows)))
         assert "none of the 30 rows that were read is usable (the first: " in line
         assert "mend the data" in line
 
 
 class TestOverlong:
     def test_an_error_names_the_budget_that_is_needed(self, capsys: pytest.CaptureFixture[str], write: Write) -> None:
-        line = refusal(capsys, write(odb_token_budget=64, odb_overlong="error"))
+        made = plan_json(capsys, write(odb_token_budget=64, odb_overlong="error"), status=WOULD_FAIL)
+        (line,) = made["run_would_fail_at"]
         assert "samples are longer than the token budget 64" in line
         assert "raise odb_token_budget to at least" in line
         needed = int(line.split("to at least ")[1].split(",")[0])
@@ -212,11 +210,21 @@ class TestOverlong:
 
     def test_otherwise_it_is_a_warning(self, capsys: pytest.CaptureFixture[str], write: Write) -> None:
         for policy, fate in (("keep", "trained on alone"), ("drop", "dropped")):
-            made = plan_json(capsys, write(odb_token_budget=200, odb_overlong=policy))
+            path = write(odb_token_budget=200, odb_overlong=policy)
+            made = plan_json(capsys, path)
             (warning,) = made["warnings"]
             assert fate in warning
+            count = round(made["lengths"]["share_above_budget"] * SAMPLES)
+            assert warning.startswith(f"{count} of the {SAMPLES} samples that were read (")
+            needed = int(warning.split("raise odb_token_budget to ")[1].split(",")[0])
+            assert plan_json(capsys, path, f"odb_token_budget={needed}")["warnings"] == []
+            assert len(plan_json(capsys, path, f"odb_token_budget={needed - 8}")["warnings"]) == 1
             assert made["recommended"]["token_budget"] >= made["lengths"]["max"]
             assert (made["predictions"]["odb"]["samples"] < SAMPLES) is (policy == "drop")
+
+    def test_the_warning_stands_below_the_table(self, capsys: pytest.CaptureFixture[str], write: Write) -> None:
+        text = " ".join(plan(capsys, write(odb_token_budget=200, cutoff_len=4096)).split())
+        assert "are longer than the token budget 200: each is trained on alone" in text.split("Result: ")[1]
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from odb_factory.commands.plan import WOULD_FAIL
 from odb_factory.plan.advice import candidates
 from odb_factory.plan.text import VERDICTS
 from tests.llamafactory.conftest import SAMPLES
-from tests.plan.helpers import Write, data_set, plan, plan_json, refusal
+from tests.plan.helpers import Write, data_set, failure, plan, plan_json
 
 MIXED = [
     {"instruction": f"Count to {i}", "input": "", "output": "one two " * (40 if i % 6 == 0 else 1 + i % 5)}
@@ -50,7 +51,7 @@ class TestTooLargeABudget:
 
 class TestOverlongSamplesAreDropped:
     def test_all_of_them(self, capsys: pytest.CaptureFixture[str], write: Write) -> None:
-        line = refusal(capsys, write(odb_token_budget=10, odb_overlong="drop"))
+        line = failure(capsys, write(odb_token_budget=10, odb_overlong="drop"))
         assert f"each of the {SAMPLES} samples is longer than the token budget 10, so that there is nothing" in line
         assert "raise odb_token_budget (the shortest sample takes " in line
 
@@ -87,14 +88,14 @@ class TestBadSamples:
     ) -> None:
         rows = [{**row, "instruction": "See <image>"} if i % every == 0 else row for i, row in enumerate(MIXED)]
         path = write(**data_set(tmp_path, rows), odb_token_budget=1024, odb_depth=256)
-        made = plan_json(capsys, path)
+        made = plan_json(capsys, path, status=WOULD_FAIL)
         bad = made["samples"]["bad"]
         assert bad == len(MIXED) // every
         assert made["predictions"]["standard"]["exact"] is made["predictions"]["odb"]["exact"] is False
         assert made["verdict"] == verdict
         assert (f"{bad} of the 240 rows that were read are bad" in made["verdict_reason"]) is (every == 3)
         assert (f"the {bad} bad samples" in made["verdict_reason"]) is (every == 60)
-        text = " ".join(plan(capsys, path).split())
+        text = " ".join(plan(capsys, path, status=WOULD_FAIL).split())
         assert f"The {bad} bad samples are left out of all figures" in text
         assert VERDICTS[verdict] in text
         skipped = plan_json(capsys, path, "odb_on_bad_sample=skip")["predictions"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
-from llamafactory.v1.core.utils.checkpoint import resolve_resume_checkpoint_path
+from llamafactory.v1.core.utils.checkpoint import CHECKPOINT_COMPLETE_MARKER, resolve_resume_checkpoint_path
 from llamafactory.v1.trainers.sft_trainer import SFTTrainer
 from llamafactory.v1.utils import logging
 
@@ -17,6 +18,7 @@ from odb_factory.llamafactory.v1 import LOGGER
 from odb_factory.llamafactory.v1.arguments import STRATEGY
 from odb_factory.llamafactory.v1.callback import OdbCallback
 from odb_factory.llamafactory.v1.generator import OdbBatchGenerator
+from odb_factory.trainer.checkpoints import as_output_dir
 
 logger = logging.get_logger(LOGGER)
 
@@ -37,6 +39,7 @@ class OdbSFTTrainer(SFTTrainer):
             return
         if untested := untested_version():
             logger.warning_rank0(f"batching_strategy: {STRATEGY} was {untested}; check what it does.")
+        _check_complete(args.resume_from_checkpoint)
         super().__init__(args, *rest, **kwargs)
         if args.resume_from_checkpoint and self.global_step:
             self._resume_samples()
@@ -77,6 +80,21 @@ class OdbSFTTrainer(SFTTrainer):
                 super().fit()
         finally:
             self.train_batch_generator.close()
+
+
+def _check_complete(checkpoint: str | None) -> None:
+    """v1 says itself that a directory does not exist; it takes any other one, which then fails at some file or other.
+
+    Raises:
+        ValueError: it is an output_dir, or no complete checkpoint.
+    """
+    if not checkpoint or not os.path.isdir(checkpoint):  # `auto` chooses among complete ones
+        return
+    marker = CHECKPOINT_COMPLETE_MARKER
+    if not os.path.exists(os.path.join(checkpoint, marker)):
+        what = as_output_dir(Path(checkpoint), [marker])
+        what = what or f"no complete checkpoint, for it has no {marker}; resume from another one, or start anew"
+        raise ValueError(f"{checkpoint} (resume_from_checkpoint) is {what}.")
 
 
 resume()

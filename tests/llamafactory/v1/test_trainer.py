@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,6 +37,31 @@ def test_a_subclass_with_another_strategy_is_what_its_author_wrote(monkeypatch: 
     assert isinstance(trainer, SFTTrainer)
     assert trainer.compute_loss(None) == "mine"
     assert said == [(args, {"model": 1}), "generator", "fit"]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "",
+            r"\S+ \(resume_from_checkpoint\) is no checkpoint, but an output_dir that holds "
+            r"checkpoint-9, checkpoint-4: resume from \S+checkpoint-4, the last complete one\.",
+        ),
+        (
+            "checkpoint-9",
+            r"\S+-9 .* is no complete checkpoint, for it has no CHECKPOINT_COMPLETE; resume from another one",
+        ),
+    ],
+)
+def test_what_is_no_complete_checkpoint_is_refused(tmp_path: Path, name: str, sentence: str) -> None:
+    from odb_factory.llamafactory.v1.trainer import OdbSFTTrainer
+
+    (tmp_path / "checkpoint-4").mkdir()
+    (tmp_path / "checkpoint-4" / "CHECKPOINT_COMPLETE").touch()
+    (tmp_path / "checkpoint-9").mkdir()
+    args = SimpleNamespace(batching_strategy="odb", resume_from_checkpoint=str(tmp_path / name))
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        OdbSFTTrainer(args)
 
 
 def test_checks_of_stock_stay() -> None:
