@@ -14,7 +14,7 @@ LAST = "LAST"
 # Points: what the collate process announces (`Phase`), the occasions of its reductions, and two of the trainer.
 STARTING = "starting"
 UP = "waiting for the rendezvous"
-MEETING = "meeting the other ranks"
+MEETING = "the meeting of all ranks"
 NEXT_EPOCH = "waiting for the next epoch"
 FILL = "reading samples for round 0 of epoch 0"
 LATER_FILL = "reading samples for round 1 of epoch 0"
