@@ -32,9 +32,13 @@ NOT_MET = End(
     "ExchangeError",
     r"^rank {rank} of {world} could not meet the others "
     r"(at [\w.-]+:\d+ within [\d.]+ s: (rank {faulty} did not come|rank {faulty} came, but|rank 0's trainer, which)"
-    r"|through torch\.distributed: rank {faulty} ended before its loader had started)",
+    r"|through torch\.distributed(: rank {faulty} ended before its loader had started"
+    r"| within 6 s \(odb_timeout\): no loader was started on rank {faulty};))",
 )
-"""At the meeting of the collate processes; or already at that of the trainers, who agree on the place of it."""
+"""At the meeting of the collate processes; or already at that of the trainers, who agree on the place of it.
+
+An interrupted rank ends its first fork after 5 s, which may come before or after the others' time-out.
+"""
 WAITED = End(
     "ExchangeError",
     r"^rank {rank} waited for more than 6 s \(odb_timeout\) for rank {faulty} in the exchange of round \d+ of epoch"
