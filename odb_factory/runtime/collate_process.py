@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 import select
 import socket
 import sys
@@ -96,7 +97,9 @@ def _failure(error: BaseException, rank: int) -> Failure:
         kind = "collate"
     text = str(error) if isinstance(error, OdbError | ProtocolError) else f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(error)) if kind == "collate" else ""
-    return Failure(kind, f"rank {rank}: {text}", trace)
+    if not re.match(rf"rank {rank}\b", text):  # such as a failed meeting's, which has more to say of this rank
+        text = f"rank {rank}: {text}"
+    return Failure(kind, text, trace)
 
 
 def _join_world(job: CollateJob, sock: socket.socket) -> Exchange:
@@ -111,7 +114,7 @@ def _join_world(job: CollateJob, sock: socket.socket) -> Exchange:
         leave(0)
     if not isinstance(command, Meet):
         raise CollateError(f"unknown command {command!r}")
-    send(sock, Phase("meeting the other ranks", for_others=True))
+    send(sock, Phase("the meeting of all ranks", for_others=True))
     return connect(command.rendezvous, job.config.timeout, on_lost=end_workers)
 
 

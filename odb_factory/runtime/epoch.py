@@ -19,7 +19,7 @@ from odb_factory.core.protocol import ClosedRound, PlannedStep, RankProtocol, To
 from odb_factory.core.sample import Dropped
 from odb_factory.runtime.batch_memory import BatchMemory
 from odb_factory.runtime.courier import Sender
-from odb_factory.runtime.errors import CollateError, ExchangeError, SampleError
+from odb_factory.runtime.errors import EXAMPLES, CollateError, ExchangeError, SampleError, reasons
 from odb_factory.runtime.exchange import Exchange
 from odb_factory.runtime.messages import EpochEnd, Phase, Resumed, StepInfo, send, unpack_flags
 from odb_factory.runtime.observe import Observe
@@ -102,7 +102,7 @@ class RankEpoch:
         self._new_drops: list[Dropped] = []
         self._handled = 0
         self._global_dropped = 0
-        self._bad_here: deque[Dropped] = deque(maxlen=3)
+        self._bad_here: deque[Dropped] = deque(maxlen=EXAMPLES)
         self._short_windows = 0
         self._window = (0, 0)
         self._align_seconds = 0.0
@@ -165,8 +165,7 @@ class RankEpoch:
         try:
             return self._protocol.close_round(sums)
         except TooManyBadSamples as error:
-            examples = "; ".join(f"sample {d.index} ({d.reason}): {d.detail}" for d in self._bad_here)
-            raise SampleError(f"{error} The last ones on this rank: {examples or 'none'}") from None
+            raise SampleError(f"{error} The last ones on this rank: {reasons(self._bad_here) or 'none'}") from None
 
     def _fill(self, where: str) -> tuple[Dropped, ...]:
         """Fill the window; returns the samples that were dropped on the way."""

@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 from odb_factory.core.assignment import tree_children
-from odb_factory.runtime.errors import ExchangeError
+from odb_factory.runtime.errors import ExchangeError, names, other_rank
+from odb_factory.runtime.greeting import without_greeting
 from odb_factory.runtime.rendezvous import Rendezvous
 
 NEVER = timedelta(days=30)
 """Time-out of what must not time out."""
-
 
 ANSWER_SECONDS = 5.0
 """How long the others have, once a rank is lost, to say that they are alive."""
@@ -91,22 +91,30 @@ class GlooExchange:
         try:
             self._store = dist.TCPStore(rendezvous.host, rendezvous.port, None, is_master=False, timeout=limit)
             self._store.set(f"here{self.rank}", "1")
-            self._group: Any = dist.ProcessGroupGloo(
-                dist.PrefixStore("odb", self._store), self.rank, self.world_size, limit
-            )
+            with without_greeting():
+                self._group: Any = dist.ProcessGroupGloo(
+                    dist.PrefixStore("odb", self._store), self.rank, self.world_size, limit
+                )
         except (RuntimeError, ValueError) as error:
             raise ExchangeError(
                 f"rank {self.rank} of {self.world_size} could not meet the others at {rendezvous.host}:"
-                f"{rendezvous.port} within {timeout:g} s{self._who_is_missing()}; check that all ranks started and "
+                f"{rendezvous.port} within {timeout:g} s: {self._who_is_missing()}; check that all ranks started and "
                 f"reach that address (GLOO_SOCKET_IFNAME picks the network interface): {_first_line(error)}"
             ) from error
 
     def _who_is_missing(self) -> str:
-        missing: list[int] = []
-        if hasattr(self, "_store") and self.world_size <= MOST_ASKED:
-            with contextlib.suppress(RuntimeError):
-                missing = [rank for rank in range(self.world_size) if not self._store.check([f"here{rank}"])]
-        return f" (rank {', '.join(map(str, missing))} did not come)" if missing else ""
+        no_answer = "rank 0's trainer, which serves the meeting, does not answer"
+        if not hasattr(self, "_store"):
+            return no_answer
+        if self.world_size > MOST_ASKED:
+            return "another rank did not come, or not in time"
+        try:
+            missing = [rank for rank in range(self.world_size) if not self._store.check([f"here{rank}"])]
+        except RuntimeError:
+            return no_answer
+        if missing:
+            return f"{names(missing)} did not come"
+        return f"{other_rank(self.rank, self.world_size)} came, but the connection with it was not made"
 
     def minimum(self, values: Sequence[int], what: str) -> list[int]:
         return self._reduce(values, dist.ReduceOp.MIN, what)
@@ -186,11 +194,11 @@ class GlooExchange:
             thread.start()
             thread.join(ANSWER_SECONDS + 1.0)
         if not silent:
-            return "another rank ended"
+            return f"{other_rank(self.rank, self.world_size)} ended"
         if len(silent) == 1:
             return f"rank {silent[0]} ended without a word"
         # one that computes or collates cannot answer before its next exchange
-        return f"no answer from ranks {', '.join(map(str, silent))}, of which at least one ended"
+        return f"no answer from {names(silent)}, of which at least one ended"
 
 
 def connect(rendezvous: Rendezvous | None, timeout: float, on_lost: Callable[[], None] = lambda: None) -> Exchange:
@@ -209,7 +217,8 @@ def try_gloo() -> object:
         ExchangeError: Gloo does not work on this machine.
     """
     try:
-        group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=60))
+        with without_greeting():
+            group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=60))
         group.allreduce([torch.zeros(1)], dist.AllreduceOptions()).wait()  # type: ignore[attr-defined]
     except (RuntimeError, ValueError) as error:
         raise ExchangeError(

@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 
 from odb_factory.config import OdbConfig
 from odb_factory.runtime.epoch import CollateJob
-from odb_factory.runtime.errors import ExchangeError
+from odb_factory.runtime.errors import ExchangeError, all_dropped
 from odb_factory.runtime.memory import default_window_bytes
 from odb_factory.runtime.messages import EpochEnd, Resumed, StepInfo
 from odb_factory.runtime.observe import Observe, observe_sample
@@ -171,7 +171,12 @@ class OdbDataLoader:
         return loaded
 
     def __iter__(self) -> Iterator[tuple[Any, StepInfo]]:
-        """One epoch. Leaving it early ends the collate process; the next iteration starts a new one on every rank."""
+        """One epoch. Leaving it early ends the collate process; the next iteration starts a new one on every rank.
+
+        Raises:
+            SampleError: a sample could not be read, too many were bad, or all of the epoch were dropped.
+            CollateError, ExchangeError: see there.
+        """
         self._refuse_if_iterating()
         return self._run_epoch()
 
@@ -196,13 +201,15 @@ class OdbDataLoader:
                     end = item if isinstance(item, EpochEnd) else session.next()
                     assert isinstance(end, EpochEnd)
                     self.epoch_ends.append(end)
+                    if not end.steps and not (resumed and resumed.emitted):
+                        raise all_dropped(self.rank, self.world_size, end.dropped, end.global_dropped)
                     self._iterating, finished = False, True
                 if not isinstance(item, EpochEnd):
                     self._uncommitted.append(item[1])
                     if self.auto_commit:
                         self.commit()
                     yield item
-                elif self.auto_commit:  # an epoch that ends without a step
+                elif self.auto_commit:  # all that was left of an epoch was dropped
                     self._progress = EpochProgress(len(self.dataset), epoch + 1)
         finally:
             if not finished:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -13,7 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from odb_factory.runtime.errors import ExchangeError
+from odb_factory.runtime.errors import ExchangeError, names, other_rank
+
+ASK_SECONDS = 2.0
+"""How long the default group's store has to say which ranks started their loaders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +109,13 @@ def _broadcast(place: tuple[str, int, str], rank: int, world_size: int, timeout:
     errors: list[BaseException] = []
     device = torch.cuda.current_device() if torch.cuda.is_available() else None
 
+    roll = _RollCall(rank, world_size)
+
     def broadcast() -> None:
         try:
             if device is not None:
                 torch.cuda.set_device(device)
+            roll.answer()
             dist.broadcast_object_list(shared, src=0)
         except Exception as error:
             errors.append(error)
@@ -120,17 +127,64 @@ def _broadcast(place: tuple[str, int, str], rank: int, world_size: int, timeout:
         thread.join(0.1)
     where = f"rank {rank} of {world_size} could not meet the others through torch.distributed"
     if thread.is_alive():
+        late = names(roll.missing()) or "some rank"
         raise ExchangeError(
-            f"{where} within {timeout:g} s (odb_timeout): a rank did not start its loader; look for the rank that says "
-            "otherwise."
+            f"{where} within {timeout:g} s (odb_timeout): no loader was started on {late}; look there for what it "
+            "waits for or failed with."
         )
     if errors:
         raise ExchangeError(
-            f"{where}: another rank ended before it started its loader; look for the first error among the ranks: "
+            f"{where}: {_who_ended(rank, world_size, roll.missing())}; look for the first error among the ranks: "
             f"{str(errors[0]).splitlines()[0]}"
         ) from errors[0]
     result: tuple[str, int, str] = shared[0]
     return result
+
+
+def _who_ended(rank: int, world_size: int, missing: list[int]) -> str:
+    """Of several ranks the one that is missing may just be late, and another one have ended in the meeting."""
+    found = f"{other_rank(rank, world_size)} ended before its loader had started"
+    return f"{found} ({names(missing)} did not come)" if missing and world_size > 2 else found
+
+
+class _RollCall:
+    """Which ranks came to this meeting: each says so in the store of the default group.
+
+    Only for the text of an error: what the store does not say, or not soon, is left unsaid.
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._meeting: int | None = None
+        """Number of this meeting; the same on every rank, since all meet in the same order."""
+
+    def answer(self) -> None:
+        """This rank is here."""
+        with contextlib.suppress(RuntimeError, ValueError):
+            self._meeting = self._came(self._rank, 1)
+
+    def missing(self) -> list[int]:
+        """The ranks that did not come, as far as the store says."""
+        found: list[int] = []
+
+        def ask() -> None:
+            with contextlib.suppress(RuntimeError, ValueError):
+                others = [rank for rank in range(self._world_size) if rank != self._rank]
+                found.extend(rank for rank in others if self._came(rank, 0) < (self._meeting or 0))
+
+        if self._meeting is not None:
+            # a thread: the one that waits in the collective may keep the store for as long as it waits
+            thread = threading.Thread(target=ask, daemon=True)
+            thread.start()
+            thread.join(ASK_SECONDS)
+            if thread.is_alive():
+                return []
+        return found
+
+    def _came(self, rank: int, more: int) -> int:
+        """To how many meetings a rank has come, with `more` from now on."""
+        return int(dist.distributed_c10d._get_default_store().add(f"odb_came_{rank}", more))
 
 
 def _own_address() -> str:

@@ -20,7 +20,7 @@ from odb_factory.runtime.blocks import Pool
 from odb_factory.runtime.collate_process import main
 from odb_factory.runtime.courier import accept
 from odb_factory.runtime.epoch import CollateJob
-from odb_factory.runtime.errors import CollateError, ExchangeError, OdbError, SampleError
+from odb_factory.runtime.errors import CollateError, ExchangeError, OdbError, SampleError, other_rank
 from odb_factory.runtime.messages import (
     EpochEnd,
     Failure,
@@ -191,10 +191,14 @@ class Session:
         return self._phase.name
 
     def _late(self) -> OdbError:
-        if self._phase.for_others:
+        world = self._job.world_size
+        if self._phase.for_others and world > 1:
+            two = world == 2
+            others, one = (other_rank(self._rank, 2), "it") if two else ("the other ranks", "one of them")
+            look = f"look at what {others} says" if two else "look for the rank that says otherwise"
             return ExchangeError(
-                f"rank {self._rank} waited for more than {self._timeout:g} s (odb_timeout) for the other ranks in "
-                f"{self.phase}: one of them stalled, or is that much slower; look for the rank that says otherwise."
+                f"rank {self._rank} waited for more than {self._timeout:g} s (odb_timeout) for {others} in "
+                f"{self.phase}: {one} stalled, or is that much slower; {look}."
             )
         return CollateError(
             f"rank {self._rank}: nothing came from the collate process for {self._timeout:g} s (odb_timeout); it was "

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from odb_factory.core.budget import ceil_multiple
 from odb_factory.core.budget_search import Found, Probe, search_budget
 from odb_factory.core.group_shapes import Bounds, GroupShape, group_shapes
-from odb_factory.runtime.errors import OdbError
+from odb_factory.runtime.errors import OdbError, other_rank
 from odb_factory.runtime.memory import local_ranks, size_in_words
 from odb_factory.runtime.nested import map_tensors
 from odb_factory.trainer.memory_probe import Meter, make_meter
@@ -252,7 +252,8 @@ class _Prober:
             raise error
         if failed:
             raise OdbError(
-                f"odb_token_budget: auto ends on rank {self._run.rank}, since another rank failed when {what}."
+                f"odb_token_budget: auto ends on rank {self._run.rank}, since "
+                f"{other_rank(self._run.rank, self._run.world_size)} failed when {what}."
             )
 
     def _max(self, value: int) -> int:

@@ -116,8 +116,8 @@ class RunRecord:
         if not len(steps := self._series.rows()):
             return
         title = (
-            f"{summary['samples']:,} samples, {self._world_size} rank(s), budget {summary['token_budget']:,} tokens, "
-            f"depth {summary['depth']}"
+            f"{summary['samples']:,} samples, {self._world_size} rank{'s' * (self._world_size > 1)}, budget "
+            f"{summary['token_budget']:,} tokens, depth {summary['depth']:,}"
         )
         if steps[:, 0].sum() < summary["steps"]:
             title += "; drawn since the run was resumed"
@@ -187,10 +187,10 @@ def announcement(
         micro_batches, samples: see `closes_update`.
     """
     size = f" or {window_bytes >> 20:,} MiB (odb_window_bytes)" if window_bytes is not None else ""
-    first = ", ".join(str(config.window_target(number)) for number in range(3))
+    first = ", ".join(f"{config.window_target(number):,}" for number in range(3))
     ramp = f" (an epoch begins with {first})" if config.ramp else ""
     if samples is not None:
-        update = f"{samples:,} samples, and what the step has that completes them"
+        update = f"{samples:,} sample{'s' * (samples > 1)}, and what the step has that completes them"
     else:
         update = f"{micro_batches} micro-batch{'es' * (micro_batches > 1)} a rank"
     attention = ""
@@ -198,17 +198,29 @@ def announcement(
         attention = f"; attention counts as much as all else in rows of {config.attention_length:,} tokens"
     return (
         f"Online Dynamic Batching: up to {config.token_budget:,} padded tokens a micro-batch, windows of "
-        f"{config.depth} samples{size} a rank{ramp}; rule {config.alignment}, assignment {config.assignment}"
-        f"{attention}; {ranks} rank{'s' * (ranks > 1)}; an update is {update}."
+        f"{config.depth:,} sample{'s' * (config.depth > 1)}{size} a rank{ramp}; rule {config.alignment}, "
+        f"assignment {config.assignment}{attention}; {ranks} rank{'s' * (ranks > 1)}; an update is {update}."
     )
 
 
-def resumption(progress: SampleProgress, epoch: int) -> str:
-    """What a run that goes on in `epoch` (0-based) leaves out, for its log."""
-    return (
-        f"Online Dynamic Batching: {progress.in_epoch:,} of {progress.dataset_size:,} samples of epoch {epoch + 1} are "
-        "done; they are left out without being read."
-    )
+def resumption(progress: SampleProgress, epoch: int, *, over: bool) -> str:
+    """Where a run goes on that is resumed, for its log.
+
+    Args:
+        progress: as it was saved.
+        epoch: the epoch to go on with (0-based).
+        over: nothing is left to do.
+    """
+    done, size = progress.in_epoch, progress.dataset_size
+    if over:
+        text = "the run was over at this checkpoint; nothing is left to train on."
+    elif not done:
+        text = f"the run goes on at the beginning of epoch {epoch + 1}."
+    elif done == 1:
+        text = f"1 of {size:,} samples of epoch {epoch + 1} is done; it is left out without being read."
+    else:
+        text = f"{done:,} of {size:,} samples of epoch {epoch + 1} are done; they are left out without being read."
+    return f"Online Dynamic Batching: {text}"
 
 
 def known_of(
@@ -241,13 +253,6 @@ def known_of(
     }
 
 
-def no_samples(loader: OdbDataLoader) -> str:
-    """Why an epoch has no step."""
-    dropped = loader.epoch_ends[-1].dropped[:3] if loader.epoch_ends else ()
-    examples = "; ".join(f"{d.index}: {d.reason}" for d in dropped)
-    return f"this epoch has no valid sample: all {len(loader.dataset)} were dropped ({examples}); check the data set."
-
-
 def advice(summary: Mapping[str, Any], config: OdbConfig, loader: OdbDataLoader | None) -> list[str]:
     """What a run that is done should be told: one sentence each, with the remedy.
 
@@ -256,6 +261,7 @@ def advice(summary: Mapping[str, Any], config: OdbConfig, loader: OdbDataLoader 
         config: of the run.
         loader: of the run.
     """
+    deeper = " or raise odb_depth" if config.depth * summary["world_size"] < summary["dataset_size"] else ""
     wanted, per_step = summary["odb_samples_per_update"], summary["samples_per_step"]
     window_bytes = (loader.window_bytes if loader is not None else None) or 0
     found = (
@@ -273,8 +279,7 @@ def advice(summary: Mapping[str, Any], config: OdbConfig, loader: OdbDataLoader 
         (
             summary["padding"] > MUCH_PADDING,
             f"{summary['padding']:.0%} of the padded tokens were padding: the windows hold too few samples for steps "
-            f"of {config.token_budget:,} tokens; lower odb_token_budget or raise odb_depth (`odb-factory plan` "
-            "compares them).",
+            f"of {config.token_budget:,} tokens; lower odb_token_budget{deeper} (`odb-factory plan` compares them).",
         ),
     )
     return [sentence for applies, sentence in found if applies]

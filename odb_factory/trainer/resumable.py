@@ -82,10 +82,9 @@ class ResumableMixin(TrainerBase):
         progress = self.odb_progress
         progress.restore(saved["progress"])
         steps = self.args.max_steps
-        if 0 < steps <= self.state.global_step or (steps <= 0 and progress.finished):
-            return epochs, 0  # nothing is left to do
-        logger.info(resumption(progress, saved["loader"]["epoch"]))
-        return saved["loader"]["epoch"], 0
+        epoch, over = saved["loader"]["epoch"], progress.finished if steps <= 0 else steps <= self.state.global_step
+        logger.info(resumption(progress, epoch, over=over))
+        return (epochs if over else epoch), 0
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)

@@ -12,14 +12,13 @@ from accelerate.utils import DistributedType
 
 from odb_factory.config import OdbConfig
 from odb_factory.core.loss_scale import loss_scale
-from odb_factory.runtime.errors import OdbError
 from odb_factory.runtime.loader import OdbDataLoader
 from odb_factory.runtime.messages import StepInfo
 from odb_factory.trainer.base import TrainerBase
 from odb_factory.trainer.micro import MicroBatch, Update, closes_update, to_device, zero_loss
 from odb_factory.trainer.out_of_memory import FailedStep, explained
 from odb_factory.trainer.progress import SampleProgress
-from odb_factory.trainer.record import RunRecord, no_samples
+from odb_factory.trainer.record import RunRecord
 
 
 class UpdateMixin(TrainerBase):
@@ -60,9 +59,6 @@ class UpdateMixin(TrainerBase):
             # as many as an `Update` may have are too many for the device; they go there one by one
             batches.append(step[0] if self._odb_samples_per_update is not None else to_device(step[0], device))
             infos.append(step[1])
-        if not infos and not self.odb_progress.in_epoch:
-            assert self._odb_loader is not None
-            raise OdbError(no_samples(self._odb_loader))
         if not infos:  # a run that was resumed, and all that was left of the epoch was dropped
             self.control.should_epoch_stop = self._odb_nothing_left = True
             return [], None

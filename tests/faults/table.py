@@ -24,22 +24,25 @@ TOLD = End("ExchangeError", r"^rank {rank}: rank {faulty} failed while it prepar
 _OCCASION = r"the (first exchange|second exchange|index assignment) of round \d+ of epoch \d"
 LOST = End(
     "ExchangeError",
-    rf"^rank {{rank}}: rank {{rank}} of {{world}} lost the others in {_OCCASION}: rank {{faulty}} ended without a word",
+    rf"^rank {{rank}} of {{world}} lost the others in {_OCCASION}: rank {{faulty}} ended without a word",
 )
-LOST_WITH_THE_STORE = End(
-    "ExchangeError", rf"^rank {{rank}}: rank {{rank}} of {{world}} lost the others in {_OCCASION}: .*ended"
-)
+LOST_WITH_THE_STORE = End("ExchangeError", rf"^rank {{rank}} of {{world}} lost the others in {_OCCASION}: .*ended")
 """Rank 0 serves the store in which survivors say that they are alive: without it, none knows which rank is gone."""
 NOT_MET = End(
     "ExchangeError",
-    r"^(rank {rank}: )?rank {rank} of {world} could not meet the others "
-    r"(at [\w.-]+:\d+ within|through torch\.distributed: another rank ended)",
+    r"^rank {rank} of {world} could not meet the others "
+    r"(at [\w.-]+:\d+ within [\d.]+ s: (rank {faulty} did not come|rank {faulty} came, but|rank 0's trainer, which)"
+    r"|through torch\.distributed(: rank {faulty} ended before its loader had started"
+    r"| within 6 s \(odb_timeout\): no loader was started on rank {faulty};))",
 )
-"""At the meeting of the collate processes; or already at that of the trainers, who agree on the place of it."""
+"""At the meeting of the collate processes; or already at that of the trainers, who agree on the place of it.
+
+An interrupted rank ends its first fork after 5 s, which may come before or after the others' time-out.
+"""
 WAITED = End(
     "ExchangeError",
-    r"^rank {rank} waited for more than 6 s \(odb_timeout\) for the other ranks in the exchange of round \d+ of epoch"
-    r"|^rank {rank}: rank {rank} of {world} lost the others in the ",
+    r"^rank {rank} waited for more than 6 s \(odb_timeout\) for rank {faulty} in the exchange of round \d+ of epoch"
+    r"|^rank {rank} of {world} lost the others in the ",
 )
 """The rank that stalls ends by its own time-out at about the same time, which may be noticed first."""
 
@@ -61,9 +64,7 @@ def nothing_came(point: str) -> End:
 
 def waited_in(point: str) -> End:
     """The collate process is in a phase that waits for other ranks: its trainer cannot know that it is the cause."""
-    return End(
-        "ExchangeError", rf"^rank {{rank}} waited for more than 6 s .* for the other ranks in {announced(point)}"
-    )
+    return End("ExchangeError", rf"^rank {{rank}} waited for more than 6 s .* for rank \d in {announced(point)}")
 
 
 def announced(point: str) -> str:

@@ -17,7 +17,7 @@ from tests.faults.rank import Report
 from tests.faults.table import CONTROL, LOST
 
 CELL = Cell(fault="a test", action="raise", point=at.STEP, own=End("KeyError"), others=LOST)
-TEXT = "rank 0: rank 0 of 2 lost the others in the first exchange of round 3 of epoch 0: rank 1 ended without a word"
+TEXT = "rank 0 of 2 lost the others in the first exchange of round 3 of epoch 0: rank 1 ended without a word"
 GOOD = Report(error="ExchangeError", text=TEXT, raised=101.0, ended=102.0, files=(9, 9), threads=(1, 1))
 
 

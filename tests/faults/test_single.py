@@ -59,6 +59,7 @@ def test_a_rank_that_never_makes_its_loader_is_an_error_on_the_others_within_the
         if rank != absent:
             assert name == "ExchangeError", text
             assert seconds < TIMEOUT + 9
+            assert re.search(rf"rank {absent} did not come|no loader was started on rank {absent};", text), text
             if absent != 0:  # rank 0 gives the address: without it, there is none to name
                 where = r"(at [\w.-]+:\d+|through torch\.distributed) within 6 s"
                 assert re.search(rf"rank {rank} of 3 could not meet the others {where}", text)

@@ -182,6 +182,29 @@ def test_a_loader_that_is_being_iterated_does_not_load() -> None:
 # --- several ranks
 
 
+def test_an_epoch_of_which_only_dropped_samples_are_left_ends_quietly() -> None:
+    with loader_of(Lengths([10] * 20), token_budget=40, depth=4, shuffle=False) as loader:
+        emitted, state = run_until(loader, 0, 1)
+    left = set(range(20)) - set(emitted)
+    assert left
+    with loader_of(Lengths([10] * 20, drop=left), token_budget=40, depth=4, shuffle=False) as loader:
+        loader.load_state_dict(state)
+        assert collect(loader) == []
+        assert loader.epoch_ends[0].global_dropped == len(left)
+        assert loader.state_dict()["epoch"] == 1
+
+
+def test_an_epoch_of_which_nothing_was_done_and_nothing_is_valid_is_an_error_when_resumed_too() -> None:
+    with loader_of(Lengths([10] * 20)) as loader:
+        for _, info in loader:
+            if info.last:
+                state = loader.state_dict()
+    with loader_of(Lengths([10] * 20, drop=range(20))) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(SampleError, match="all 20 samples of this epoch were dropped"):
+            collect(loader)
+
+
 def _some_steps(rank: int, world: int, state: Any, steps: int) -> tuple[list[int], Any]:
     with loader_of() as loader:
         if state is not None:

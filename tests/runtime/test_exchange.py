@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from typing import Any
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from odb_factory.core.assignment import exclusive_sums
 from odb_factory.runtime.errors import ExchangeError
 from odb_factory.runtime.exchange import GlooExchange, LocalExchange, connect, try_gloo
-from odb_factory.runtime.rendezvous import Rendezvous, meet, resolve_world, serve_store
+from odb_factory.runtime.rendezvous import Rendezvous, _broadcast, meet, resolve_world, serve_store
 from tests.dist import run_ranks
 
 # --- which rank am I
@@ -121,7 +122,7 @@ def _meet_alone(rank: int, world: int, port: int, timeout: float) -> tuple[str, 
 def test_a_rank_that_never_comes_is_an_error_within_the_timeout() -> None:
     store = serve_store(30.0)
     [(text, seconds)] = run_ranks(1, _meet_alone, store.port, 3.0, init_group=False)
-    assert f"rank 0 of 2 could not meet the others at 127.0.0.1:{store.port} within 3 s" in text
+    assert f"rank 0 of 2 could not meet the others at 127.0.0.1:{store.port} within 3 s: rank 1 did not come;" in text
     assert "GLOO_SOCKET_IFNAME" in text
     assert 1.5 < seconds < 15
 
@@ -133,7 +134,60 @@ def test_a_store_that_nobody_serves_is_an_error_within_the_timeout() -> None:
     del store
     [(text, seconds)] = run_ranks(1, _meet_alone, port, 2.0, init_group=False)
     assert f"rank 0 of 2 could not meet the others at 127.0.0.1:{port}" in text
+    assert "rank 0's trainer, which serves the meeting, does not answer" in text
     assert seconds < 10
+
+
+def _die_before_the_meeting(rank: int, world: int, dead: int, seconds: float) -> str:
+    if rank == dead:
+        time.sleep(seconds)
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        place, store = meet(rank, world, 20.0)
+        GlooExchange(place, 4.0)
+    except ExchangeError as error:
+        return str(error)
+    return f"nothing was raised, with the store {store}"
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("seconds", [0.0, 1.0], ids=["before", "while the other waits"])
+@pytest.mark.parametrize("dead", [0, 1])
+def test_of_two_ranks_the_one_that_died_before_the_meeting_is_named(dead: int, seconds: float) -> None:
+    other = 1 - dead
+    text = run_ranks(2, _die_before_the_meeting, dead, seconds, may_die=[dead])[other]
+    assert text.startswith(f"rank {other} of 2 could not meet the others ")
+    named = rf"rank {dead} (ended before its loader had started|did not come); "
+    assert re.search(named, text), text
+    assert "another" not in text
+
+
+@pytest.mark.distributed
+def test_of_three_ranks_the_one_that_died_before_the_meeting_is_named() -> None:
+    for text in run_ranks(3, _die_before_the_meeting, 2, 0.0, may_die=[2])[:2]:
+        # of those that did not come, a survivor may be one that was late
+        assert re.search(
+            r"(another rank ended before its loader had started \(|: )ranks? (1, )?2 did not come", text
+        ), text
+
+
+def _come_in_vain(rank: int, world: int) -> str:
+    if rank == 1:  # alive, but busy
+        dist.distributed_c10d._get_default_store().wait(["gave up"])
+        return ""
+    for number in range(2):  # the second time, as after an early break
+        with pytest.raises(ExchangeError) as caught:
+            _broadcast(("", 0, ""), rank, world, 2.0)
+        if number:
+            dist.distributed_c10d._get_default_store().set("gave up", "1")
+    return str(caught.value)
+
+
+@pytest.mark.distributed
+def test_a_rank_that_is_late_for_the_meeting_is_named() -> None:
+    text, _ = run_ranks(2, _come_in_vain)
+    where = "rank 0 of 2 could not meet the others through torch.distributed within 2 s (odb_timeout): "
+    assert text.startswith(f"{where}no loader was started on rank 1; look there ")
 
 
 def _die_in_the_middle(rank: int, world: int) -> tuple[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import re
 from typing import Any
 
 import pytest
@@ -158,15 +159,38 @@ def test_drops_at_the_very_end_are_not_lost() -> None:
     assert epoch.infos[-1].last, "and no step comes after the last sample"
 
 
-def test_an_epoch_in_which_all_is_dropped_has_no_step_and_names_all() -> None:
-    data = Lengths([10] * 9, drop=range(9))
-    with loader_of(data, config(steps_multiple=2, depth=3)) as loader:
-        for _ in range(2):
-            epoch = run_epoch(loader, data)
-            assert epoch.infos == []
-            assert epoch.end is not None
-            assert sorted(d.index for d in epoch.end.dropped) == list(range(9))
-            assert epoch.end.global_dropped == 9
+@pytest.mark.parametrize(
+    ("data", "options", "reason"),
+    [
+        (Lengths([10] * 9, drop=range(9)), {}, r"sample 0 \(broken\): sample number 0"),
+        (Lengths([10] * 9, fail=range(9)), {"on_bad_sample": "skip"}, r"sample 0 \(\w+\): KeyError: 'no key"),
+        (Lengths([500] * 9), {"overlong": "drop"}, r"sample 0 \(overlong\): 500 tokens, budget 200"),
+    ],
+    ids=["dropped", "bad", "overlong"],
+)
+def test_an_epoch_in_which_all_is_dropped_is_an_error(data: Lengths, options: dict[str, Any], reason: str) -> None:
+    with loader_of(data, config(steps_multiple=2, depth=3, shuffle=False, **options)) as loader:
+        for number in range(2):  # the next epoch starts anew
+            with pytest.raises(SampleError) as caught:
+                collect(loader)
+            text = str(caught.value)
+            assert text.startswith(
+                "rank 0: all 9 samples of this epoch were dropped, so there is nothing to train on; "
+            )
+            assert re.search(
+                rf"mend the data.*odb_token_budget.*the first ones: {reason}.*; sample 1.*; sample 2", text
+            )
+            assert "sample 3" not in text
+            assert descendants_of_loader() == [], "closed"
+            assert sorted(d.index for d in loader.epoch_ends[number].dropped) == list(range(9)), "all can be looked up"
+
+
+def test_a_data_set_of_one_sample_that_is_dropped_is_an_error_in_the_singular() -> None:
+    with (
+        loader_of(Lengths([10], drop={0})) as loader,
+        pytest.raises(SampleError, match="the only sample of this epoch was dropped"),
+    ):
+        collect(loader)
 
 
 OVERLONG = [20, 500, 30, 300, 40]

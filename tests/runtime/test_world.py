@@ -162,13 +162,6 @@ def test_idle_slots_can_be_handed_to_the_caller() -> None:
     assert [[info.idle for info in rank.infos] for rank in first] == [[False, True, True]] * 2 + [[True] * 3]
 
 
-def test_an_epoch_in_which_all_is_dropped_ends_on_all_ranks() -> None:
-    [[first, second]] = check_runs(2, [(Lengths([10] * 5, drop=range(5)), with_values())])
-    for epoch in (first, second):
-        assert [len(rank.infos) for rank in epoch] == [0, 0]
-        assert [rank.global_dropped for rank in epoch] == [5, 5]
-
-
 def _not_joined(rank: int, world: int, data: Lengths, config: OdbConfig) -> list[Epoch]:
     with OdbDataLoader(data, PadCollate(), config) as loader:
         return [run_epoch(loader, data) for _ in range(3)]
@@ -218,6 +211,38 @@ def test_trainers_may_pause_for_longer_than_the_timeout() -> None:
     """As for an evaluation. One rank has sent all its steps and waits in an exchange, but nobody needs its data yet."""
     data = Lengths([20] * 128)
     check_world(run_ranks(2, _pause, data), data)
+
+
+# --- nothing to train on
+
+
+def _nothing_is_valid(rank: int, world: int, size: int) -> tuple[str, str]:
+    with OdbDataLoader(Lengths([10] * size, drop=range(size)), PadCollate(), BASE) as loader:
+        try:
+            run_epoch(loader, Lengths([10]))
+        except OdbError as error:
+            assert descendants() == [], "closed"
+            return type(error).__name__, str(error)
+    return "", "nothing was raised"
+
+
+@pytest.mark.parametrize(("world", "other"), [(2, "rank 0"), (3, "another rank")])
+def test_every_rank_says_that_all_was_dropped_also_one_that_dropped_nothing(world: int, other: str) -> None:
+    (name, text), *others = run_ranks(world, _nothing_is_valid, 1)
+    assert name == SampleError.__name__, text
+    assert text.startswith("rank 0: the only sample of this epoch was dropped")
+    assert "(the first on this rank: sample 0 (broken): sample number 0)" in text
+    for rank, (name, text) in enumerate(others, 1):
+        assert name == SampleError.__name__, text
+        assert text.startswith(f"rank {rank}: the only sample of this epoch was dropped")
+        assert f"(none of them on this rank, so see the error of {other})" in text
+
+
+def test_ranks_that_share_what_was_dropped_each_name_theirs() -> None:
+    for rank, (name, text) in enumerate(run_ranks(2, _nothing_is_valid, 40)):
+        assert name == SampleError.__name__, text
+        assert text.startswith(f"rank {rank}: all 40 samples of this epoch were dropped")
+        assert "(the first on this rank: sample " in text
 
 
 # --- leaving early
@@ -397,7 +422,7 @@ def test_a_collate_process_that_fails_or_is_killed_on_one_rank_ends_the_others_s
     for rank in (0, 2):
         name, text, seconds = results[rank]
         assert name == ExchangeError.__name__, text
-        assert f"rank {rank} of 3 lost the others in the" in text
+        assert text.startswith(f"rank {rank} of 3 lost the others in the"), "and it does not name itself twice"
         assert seconds < 15
 
 
@@ -435,7 +460,7 @@ def _one_stalls(rank: int, world: int) -> tuple[str, str, float]:
 def test_a_rank_that_stalls_is_an_error_on_all_after_the_timeout() -> None:
     (name, text, seconds), (other_name, other_text, other_seconds) = run_ranks(2, _one_stalls)
     assert name == ExchangeError.__name__
-    assert "rank 0 waited for more than 3 s (odb_timeout) for the other ranks in the exchange" in text or "lost" in text
+    assert "rank 0 waited for more than 3 s (odb_timeout) for rank 1 in the exchange" in text or "lost" in text
     assert other_name == CollateError.__name__
     assert "it was last at: reading samples for round" in other_text
     assert max(seconds, other_seconds) < 20

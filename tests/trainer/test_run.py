@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, ProgressCallback, Trainer, Traine
 
 from odb_factory import DropSample, OdbConfig, OdbTrainerMixin
 from odb_factory.demo.model import make_text_model
-from odb_factory.runtime.errors import OdbError, SampleError
+from odb_factory.runtime.errors import SampleError
 from tests.trainer.tiny import MaskedSamples, pad_collate
 
 SIZE = 60
@@ -316,7 +316,7 @@ class OneBroken(MaskedSamples):
 @pytest.mark.parametrize(
     ("data", "error", "text"),
     [
-        (AllBad(8, 100), OdbError, "no valid sample"),
+        (AllBad(8, 100), SampleError, r"all 8 samples of this epoch were dropped.*sample \d \(unusable\)"),
         (OneBroken(30, 100), SampleError, r"sample 17 could not be read: OSError: no such file: 17.png"),
     ],
 )

@@ -39,7 +39,8 @@ class OdbCallback(TrainerCallback):
             )
         )
         if generator.resumed:
-            logger.info_rank0(resumption(generator.progress, state.epoch))
+            over = generator.progress.updates >= generator.trainer.num_training_steps
+            logger.info_rank0(resumption(generator.progress, state.epoch, over=over))
 
     def on_epoch_begin(self, args: Any, state: Any, **_: Any) -> None:
         self._record.open_epoch()

@@ -12,11 +12,10 @@ from llamafactory.v1.plugins.trainer_plugins.batching import BatchingPlugin
 from odb_factory.llamafactory.v1.arguments import STRATEGY
 from odb_factory.llamafactory.v1.dataset import Collate, RenderedDataset
 from odb_factory.llamafactory.v1.strategy import KEY, MicroBatchProvider, UpdateInMaking
-from odb_factory.runtime.errors import OdbError
 from odb_factory.runtime.loader import OdbDataLoader
 from odb_factory.runtime.messages import StepInfo
 from odb_factory.trainer.progress import SampleProgress
-from odb_factory.trainer.record import RunRecord, no_samples
+from odb_factory.trainer.record import RunRecord
 from odb_factory.trainer.report import Audit
 
 SAVED = ("loader", "progress", "audit")
@@ -118,8 +117,6 @@ class OdbBatchGenerator(BatchGenerator):
 
     def _end_epoch(self) -> None:
         if not self._handed_out:
-            if not self.progress.in_epoch:
-                raise OdbError(no_samples(self.loader))
             # a run that was resumed, and all that was left of the epoch was dropped
             assert self.record is not None
             self.record.close_epoch(self.loader.epoch_ends[-1])

@@ -129,6 +129,9 @@ def test_resumed_between_epochs_and_after_the_last(
     assert lines[:saved] == one_rank.audit()[:saved]
     summary = run.json("odb_summary.json")
     assert (summary["samples"], summary["repeated"], summary["epochs"]) == (2 * SIZE, 0, 2)
+    over = "the run was over at this checkpoint; nothing is left to train on."
+    said = "the run goes on at the beginning of epoch 2." if epochs_done == 1 else over
+    assert f"Online Dynamic Batching: {said}" in run.log
     if epochs_done == 2:
         assert summary["updates"] == saved == lines[-1]["update"], "nothing was left to do"
 

@@ -112,6 +112,22 @@ def test_refused_in_one_sentence(
 
 
 @pytest.mark.slow
+def test_a_run_whose_samples_are_all_dropped_ends_with_the_reason(
+    text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("USE_V1", "1")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"model: {text_model}\ntrain_dataset: {data_of(tmp_path, [ROW] * 4)}\nbatching_strategy: odb\n"
+        f"odb_token_budget: 2\nodb_overlong: drop\ncutoff_len: 64\nbatching_workers: 0\nbf16: false\n"
+        f"output_dir: {tmp_path / 'out'}\ntemplate: qwen3_nothink\n"
+    )
+    said = failing("from llamafactory.cli import main; main()", "sft", str(recipe))
+    assert "SampleError: rank 0: all 4 samples of this epoch were dropped" in said
+    assert "(overlong): " in said
+
+
+@pytest.mark.slow
 def test_modules_run_by_name_as_without_us() -> None:
     """`python -m` asks a module's loader for its code."""
     for module in ("llamafactory.v1.trainers.sft_trainer", "llamafactory.v1.utils.plugin"):
