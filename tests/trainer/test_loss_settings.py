@@ -95,13 +95,12 @@ SYNC = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch
     ("how", "loss_sum"),
     [
         ({}, cross_entropy),
-        ({"average_tokens_across_devices": False}, cross_entropy),
         (NUM_STEPS, cross_entropy),
         (SYNC, cross_entropy),
         ({"per_device_train_batch_size": 3}, cross_entropy),
         ({"label_smoothing_factor": EPSILON}, smoothed),
     ],
-    ids=["train_on_prompt", "average_tokens", "num_steps", "sync_each_batch", "batch_size", "label_smoothing"],
+    ids=["train_on_prompt", "num_steps", "sync_each_batch", "batch_size", "label_smoothing"],
 )
 def test_a_setting_of_the_trainer_is_exact_per_target(
     text_model: Path, tmp_path: Path, how: dict[str, Any], loss_sum: Any
