@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from odb_factory.config import OdbConfig
-from odb_factory.trainer.checks import contradictions, needs_steps
+from odb_factory.trainer.checks import contradictions, needs_steps, unshifted
 from odb_factory.trainer.options import AUTO
 from odb_factory.trainer.resume import find_state
 
@@ -15,7 +15,7 @@ COLLATOR_PAD_MULTIPLE = 8
 """LLaMA-Factory pads training batches to a multiple of this (train/sft/workflow.py)."""
 
 
-def check_recipe(data_args: Any, training_args: Any) -> None:
+def check_recipe(data_args: Any, training_args: Any, finetuning_args: Any) -> None:
     """Raise ValueError for a combination that cannot work, or would silently do something else than asked."""
     problems = (
         (
@@ -30,7 +30,16 @@ def check_recipe(data_args: Any, training_args: Any) -> None:
             data_args.tokenized_path is not None,
             "tokenized_path stores batches' input before training, while odb tokenizes online; remove tokenized_path.",
         ),
-        *contradictions(training_args),
+        (
+            not data_args.ignore_pad_token_for_loss,
+            "ignore_pad_token_for_loss: false makes padding a target, so the loss would depend on which samples share "
+            "a batch; remove it.",
+        ),
+        (
+            bool(training_args.label_smoothing_factor) and _takes_images(data_args.template),
+            unshifted("models with images"),
+        ),
+        *contradictions(training_args, finetuning_args.odb_samples_per_update),
         needs_steps(training_args),
         (
             not training_args.do_train,
@@ -41,6 +50,14 @@ def check_recipe(data_args: Any, training_args: Any) -> None:
         if applies:
             raise ValueError(f"odb: true contradicts this recipe: {sentence}")
     find_state(training_args.resume_from_checkpoint, training_args.output_dir)
+
+
+def _takes_images(template: str | None) -> bool:
+    """Whether a template is one of a model with images; an unknown one is LLaMA-Factory's to refuse."""
+    from llamafactory.data.template import TEMPLATES
+
+    known = TEMPLATES.get(template)
+    return known is not None and known.mm_plugin.image_token is not None
 
 
 def check_sharded(finetuning_args: Any, training_args: Any) -> None:

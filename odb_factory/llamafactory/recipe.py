@@ -149,7 +149,7 @@ def _parse(file: Path, values: dict[str, Any]) -> tuple[Any, ...]:
             raise
     _check_numbers(file, data, training)
     try:
-        check_recipe(data, training)
+        check_recipe(data, training, finetuning)
         check_samples_per_update(finetuning.odb_samples_per_update, training.gradient_accumulation_steps)
     except ValueError as error:  # says itself what to do
         raise RecipeError(f"{file}: {error}") from error

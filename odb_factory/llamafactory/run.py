@@ -39,7 +39,7 @@ def run_sft(
     if not getattr(finetuning_args, "odb", False):
         return stock(*arguments)
     check_version()
-    check_recipe(data_args, training_args)
+    check_recipe(data_args, training_args, finetuning_args)
     check_sharded(finetuning_args, training_args)
     check_samples_per_update(finetuning_args.odb_samples_per_update, training_args.gradient_accumulation_steps)
     config = recipe_config(finetuning_args, data_args, training_args)

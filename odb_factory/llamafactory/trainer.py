@@ -16,6 +16,7 @@ class OdbSeq2SeqTrainer(OdbTrainerMixin, CustomSeq2SeqTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._odb_check_targets = True  # `observe_online` counts them alike
         for callback in self.callback_handler.callbacks:
             if type(callback) is LogCallback:
                 OdbLogCallback.adopt(callback, lambda: self.odb_progress)

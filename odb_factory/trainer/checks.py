@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import Trainer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from odb_factory.config import OdbConfig
 from odb_factory.trainer.options import check_samples_per_update
@@ -21,8 +22,14 @@ _HOOKED = (
 )
 
 
-def contradictions(args: Any) -> list[tuple[bool, str]]:
+_STEP_IN_BACKWARD = ("lomo", "adalomo")
+"""Optimizers that change the weights within every backward pass."""
+
+
+def contradictions(args: Any, samples_per_update: int | None = None) -> list[tuple[bool, str]]:
     """Training arguments that mean something else than `odb: true`: whether each applies, and what to say then."""
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    accumulates = args.gradient_accumulation_steps > 1 or samples_per_update is not None
     return [
         (
             args.train_sampling_strategy == "group_by_length",
@@ -38,11 +45,34 @@ def contradictions(args: Any) -> list[tuple[bool, str]]:
             "dataloader_drop_last leaves samples out, while odb emits every sample once; remove it.",
         ),
         (
-            "layerwise" in str(getattr(args.optim, "value", args.optim)),
-            f"optim {getattr(args.optim, 'value', args.optim)} steps once a micro-batch, and its learning "
-            "rates count these steps; use the same without layerwise.",
+            optimizer.endswith("_layerwise"),
+            f"optim {optimizer} counts the steps of its learning rates itself; use "
+            f"{optimizer.removesuffix('_layerwise')}.",
         ),
+        (
+            optimizer in _STEP_IN_BACKWARD and accumulates,
+            f"optim {optimizer} changes the weights with every micro-batch, so an update cannot have several; remove "
+            "odb_samples_per_update and gradient_accumulation_steps, or use another optim.",
+        ),
+        (bool(args.label_smoothing_factor and args.torch_compile), unshifted("a compiled model", "torch_compile")),
     ]
+
+
+def unshifted(model: str, other: str = "") -> str:
+    """What to say of label smoothing where Trainer does not shift labels: it looks the model's class up in a list."""
+    remedy = f"remove label_smoothing_factor, or {other}." if other else "remove label_smoothing_factor."
+    return (
+        f"label_smoothing_factor: transformers does not shift the labels of {model}, which would learn to repeat each "
+        f"token instead of predicting the next one; {remedy}"
+    )
+
+
+def check_label_smoothing(args: Any, model: Any) -> None:
+    """Raise ValueError where Trainer's label smoothing is no mean over the targets of `model`."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # of peft
+    name = type(inner).__name__
+    if args.label_smoothing_factor and name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        raise ValueError(f"odb: {unshifted(name)}")
 
 
 def needs_steps(args: Any) -> tuple[bool, str]:
@@ -78,7 +108,7 @@ def check_arguments(args: Any, config: OdbConfig, accelerator: Any, samples_per_
             f"{args.n_gpu} GPUs in one process (torch.nn.DataParallel) are not supported; start one process a GPU with "
             "torchrun (FORCE_TORCHRUN=1).",
         ),
-        *contradictions(args),
+        *contradictions(args, samples_per_update),
         needs_fillers(config, args.world_size, args.gradient_accumulation_steps),
         (
             _model_parallel(accelerator),

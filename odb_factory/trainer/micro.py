@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from odb_factory.runtime.errors import OdbError
 from odb_factory.runtime.messages import StepInfo
 from odb_factory.runtime.nested import map_tensors
+from odb_factory.runtime.observe import IGNORE_INDEX
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,25 @@ def closes_update(infos: Sequence[StepInfo], micro_batches: int, samples: int | 
     if samples is None:
         return len(infos) >= micro_batches
     return sum(info.global_samples for info in infos) >= samples
+
+
+def check_targets(batch: Any, info: StepInfo) -> None:
+    """Raise OdbError if the batch has more or fewer targets than were counted in its samples.
+
+    The loss is a mean over those in the batch and its weight is the number of those in the samples, so that a collate
+    function that pads labels with anything but -100, or masks some, would silently bend the gradient.
+    """
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    if info.idle or not isinstance(labels, torch.Tensor) or labels.dim() != 2:
+        return
+    there = int((labels[:, 1:] != IGNORE_INDEX).sum())
+    if there != info.loss_tokens:
+        raise OdbError(
+            f"the labels of a micro-batch have {there} targets, but those of its samples {info.loss_tokens} (samples "
+            f"{', '.join(map(str, info.indices[:4]))}{', ...' if len(info.indices) > 4 else ''}), so its mean loss "
+            f"cannot be weighed; pad labels on the right with {IGNORE_INDEX} in the collate function and mask none "
+            "there, or pass an odb_observe that counts as it does."
+        )
 
 
 def zero_loss(model: Any, inputs: Any) -> torch.Tensor:

@@ -11,7 +11,7 @@ from odb_factory.runtime.loader import OdbDataLoader
 from odb_factory.runtime.observe import Observe, observe_sample
 from odb_factory.trainer.bar import HeaderFilter
 from odb_factory.trainer.budgeting import BudgetMixin
-from odb_factory.trainer.checks import check_arguments
+from odb_factory.trainer.checks import check_arguments, check_label_smoothing
 from odb_factory.trainer.options import AutoBudget, with_arguments
 from odb_factory.trainer.progress import SampleProgress
 from odb_factory.trainer.reporting import ReportingMixin
@@ -30,13 +30,16 @@ class OdbTrainerMixin(ResumableMixin, UpdateMixin, ReportingMixin, BudgetMixin):
     epoch is every sample once; the learning rate follows the samples; the gradient of an update is that of its mean
     loss per supervised token, over all ranks and micro-batches. Evaluation and prediction are the stock ones.
 
+    That takes a loss that is a mean over `labels[:, 1:] != -100`, as of all causal models of transformers. A
+    `compute_loss_func` of your own must be such a mean, too; its `num_items_in_batch` is None.
+
     Args:
         odb_config: see `OdbConfig`; accumulation, seed and order are taken from the training arguments.
         odb_samples_per_update: an update closes when so many samples were emitted since the last one, over all ranks
             (at the latest with the epoch), instead of after `gradient_accumulation_steps` micro-batches.
         odb_auto_budget: find the largest token budget that fits when training begins; that of `odb_config` is not used.
         odb_audit: write `odb_audit.rank{r}.jsonl` into the output directory.
-        odb_observe: see `OdbDataLoader`.
+        odb_observe: see `OdbDataLoader`. It must count what the loss is a mean over.
         odb_collate_fn: collate function of training where it differs from `data_collator`.
 
     Raises:
@@ -56,10 +59,12 @@ class OdbTrainerMixin(ResumableMixin, UpdateMixin, ReportingMixin, BudgetMixin):
     ) -> None:
         super().__init__(*args, **kwargs)
         check_arguments(self.args, odb_config, self.accelerator, odb_samples_per_update)
+        check_label_smoothing(self.args, self.model)
         self._odb_samples_per_update = odb_samples_per_update
         self._odb_auto = odb_auto_budget
         self.odb_auto_budget = None
         self._odb_observe = odb_observe
+        self._odb_check_targets = odb_observe is observe_sample
         self._odb_collate_fn = odb_collate_fn
         self._odb_write_steps = odb_audit
         self.odb_config = with_arguments(odb_config, self.args)

@@ -15,7 +15,7 @@ from odb_factory.core.loss_scale import loss_scale
 from odb_factory.runtime.loader import OdbDataLoader
 from odb_factory.runtime.messages import StepInfo
 from odb_factory.trainer.base import TrainerBase
-from odb_factory.trainer.micro import MicroBatch, Update, closes_update, to_device, zero_loss
+from odb_factory.trainer.micro import MicroBatch, Update, check_targets, closes_update, to_device, zero_loss
 from odb_factory.trainer.out_of_memory import FailedStep, explained
 from odb_factory.trainer.progress import SampleProgress
 from odb_factory.trainer.record import RunRecord
@@ -27,6 +27,8 @@ class UpdateMixin(TrainerBase):
     odb_config: OdbConfig
     odb_progress: SampleProgress
     _odb_samples_per_update: int | None
+    _odb_check_targets: bool
+    """Whether the targets of samples are counted as `observe_sample` does, so that a batch can be checked by them."""
     _odb_loader: OdbDataLoader | None
     _odb_record: RunRecord | None
     _odb_pending: deque[MicroBatch]
@@ -56,6 +58,8 @@ class UpdateMixin(TrainerBase):
                 step = next(epoch_iterator, None)
             if step is None:
                 break
+            if self._odb_check_targets:
+                check_targets(*step)
             # as many as an `Update` may have are too many for the device; they go there one by one
             batches.append(step[0] if self._odb_samples_per_update is not None else to_device(step[0], device))
             infos.append(step[1])

@@ -62,6 +62,18 @@ REFUSED = [
     ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy: group_by_length .*; remove it"),
     ({"dataloader_drop_last": True}, "dataloader_drop_last .*; remove it"),
     ({"auto_find_batch_size": True}, "auto_find_batch_size .*; remove it and lower odb_token_budget instead"),
+    ({"ignore_pad_token_for_loss": False}, "ignore_pad_token_for_loss: false makes padding a target, .*; remove it"),
+    (
+        {"label_smoothing_factor": 0.1},
+        "label_smoothing_factor: transformers does not shift the labels of models with images, .*; remove "
+        "label_smoothing_factor",
+    ),
+    (
+        {"torch_compile": True, "label_smoothing_factor": 0.1, "template": "qwen3_nothink"},
+        "label_smoothing_factor: transformers does not shift the labels of a compiled model, .*, or torch_compile",
+    ),
+    ({"optim": "lomo", "gradient_accumulation_steps": 2}, "optim lomo changes the weights .*, or use another optim"),
+    ({"optim": "galore_adamw_layerwise"}, "optim galore_adamw_layerwise counts the steps .*; use galore_adamw"),
     (
         {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 3}},
         "lr_scheduler_type warmup_stable_decay with num_decay_steps alone needs the number of updates.*; set max_steps",
@@ -79,6 +91,16 @@ def test_contradiction_is_refused_with_the_remedy(
     assert not stock.calls  # no model, no data
     assert run({**recipe, **fields, "odb": False}) == "done"  # the field alone is fine
     assert stock.config is None
+
+
+def test_an_optimizer_that_steps_in_backward_cannot_fill_an_update(recipe: dict[str, Any], stock: FakeStock) -> None:
+    with pytest.raises(ValueError, match=r"^odb: true contradicts this recipe: optim adalomo changes the weights with"):
+        run({**recipe, "optim": "adalomo", "odb_samples_per_update": 8})
+    assert run({**recipe, "optim": "adalomo"}) == "done"  # its updates have one micro-batch
+
+
+def test_label_smoothing_of_text_is_allowed(recipe: dict[str, Any], stock: FakeStock) -> None:
+    assert run({**recipe, "label_smoothing_factor": 0.1, "template": "qwen3_nothink"}) == "done"
 
 
 CHECKPOINTS = {

@@ -61,6 +61,8 @@ FIELDS: list[tuple[str, Any, str]] = [
     ("preprocessing_batch_size", 0, "preprocessing_batch_size must be an integer of at least 1, got 0; correct it"),
     ("max_samples", -3, "max_samples must be an integer of at least 1, got -3; correct it"),
     ("max_samples", 0, "max_samples must be an integer of at least 1, got 0; correct it"),
+    ("ignore_pad_token_for_loss", False, "ignore_pad_token_for_loss: false makes padding a target, .*; remove it"),
+    ("label_smoothing_factor", 0.1, "label_smoothing_factor: .* models with images, .*; remove label_smoothing_factor"),
     ("seed", 10**20, "seed must be an integer from 0 to 4294967295, got 1000.*; correct it"),
 ]
 

@@ -207,18 +207,6 @@ def test_one_length_in_updates_beside_one_that_is_not_known_is_refused(
     make_ours(model, tmp_path, given).train()
 
 
-def test_layerwise_optimizers_are_refused(model: Any, tmp_path: Path) -> None:
-    given = TrainingArguments(
-        str(tmp_path),
-        report_to="none",
-        use_cpu=True,
-        optim="galore_adamw_layerwise",
-        optim_target_modules=["all-linear"],
-    )
-    with pytest.raises(ValueError, match="use the same without layerwise"):
-        make_ours(model, tmp_path, given)
-
-
 def test_a_warm_up_longer_than_the_run_is_named(model: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer = make_ours(model, tmp_path, arguments_of(tmp_path, "linear", {}, 500))
     trainer.train()

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 class KeepDouble(TorchFunctionMode):
     """Models of transformers compute norms, rotations and the loss in float32; here float64 stays float64."""
 
-    _CASTS = frozenset({torch.Tensor.float, torch.Tensor.to, torch.nn.functional.softmax})
+    _CASTS = frozenset({torch.Tensor.float, torch.Tensor.to, torch.Tensor.sum, torch.nn.functional.softmax})
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

@@ -13,6 +13,7 @@ from odb_factory.core.sample import BadSample
 from odb_factory.llamafactory.media import describe_error, pass_on_machine_error
 from odb_factory.llamafactory.online_dataset import EMPTY, TEMPLATE
 from odb_factory.llamafactory.rows import TEXT_SHOWN, one_line, raw_row, sampled
+from odb_factory.runtime.observe import IGNORE_INDEX
 
 MEDIA = ("image_url", "video_url", "audio_url")
 """Types of content that are not text."""
@@ -62,7 +63,11 @@ class RenderedDataset(Dataset[dict[str, Any]]):
             raise _no_media(media or sorted(set(rendered) - TEXT_KEYS))
         if not len(rendered["input_ids"]):
             raise BadSample(EMPTY, "it has no tokens")
-        return {key: self._cut(value) for key, value in rendered.items()}
+        cut = {key: self._cut(value) for key, value in rendered.items()}
+        if cut.get("labels"):
+            # nothing predicts the first token; v1 takes its label out of the loss, but not out of a batch's weight
+            cut["labels"] = [IGNORE_INDEX, *cut["labels"][1:]]
+        return cut
 
     def _cut(self, value: Any) -> Any:
         flat = isinstance(value, list) and value and isinstance(value[0], int | float)

@@ -64,6 +64,34 @@ def test_a_filler_has_no_weight(made: Any) -> None:
     assert filler["input_ids"] is batch["input_ids"]
 
 
+def test_v1_weighs_batches_by_what_their_loss_is_a_mean_over(text_model: Path, tmp_path: Path) -> None:
+    """Nothing predicts a sample's first token, so it must not count where it is trained on."""
+    from llamafactory.v1.core.utils.rendering import Renderer
+    from llamafactory.v1.utils.helper import compute_valid_tokens
+    from transformers import AutoTokenizer
+
+    from odb_factory.llamafactory.v1.dataset import Collate, RenderedDataset
+    from odb_factory.runtime.observe import observe_sample
+
+    engine = [
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "value": question}], "loss_weight": weight},
+                {"role": "assistant", "content": [{"type": "text", "value": "three"}], "loss_weight": 1.0},
+            ]
+        }
+        for question, weight in (("How many?", 1.0), ("How many of them?", 0.0), ("Why?", 1.0))
+    ]
+    renderer = Renderer("qwen3_nothink", AutoTokenizer.from_pretrained(text_model))
+    samples = RenderedDataset(engine, renderer, CUTOFF)
+    assert renderer.process_samples(engine[:1])[0]["labels"][0] != -100, "the first token is trained on"
+    for indices in ([0, 1], [0, 2], [1]):
+        batch = Collate(CUTOFF)([samples[i] for i in indices])
+        averaged = int(batch["loss_weights"][:, 1:].sum())  # see v1's SFTTrainer.compute_loss
+        assert compute_valid_tokens([batch]) == averaged
+        assert sum(observe_sample(i, samples[i]).loss_tokens for i in indices) == averaged
+
+
 def test_samples_are_named(made: Any) -> None:
     assert made.describe_sample(1).startswith("row 1 of the data set 'texts', {\"conversations\":")
     with pytest.raises(BadSample, match="template error"):
