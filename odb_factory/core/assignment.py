@@ -1,4 +1,4 @@
-"""Which rank reads which index of the data set (DESIGN 3, index assignment).
+"""Which rank reads which index of the dataset (design.md, assignment of indices).
 
 `static`: rank r of W reads every W-th index from r on. `shared`: one cursor walks over the epoch's order. After each
 round every rank asks for what its next window lacks, and the cursor moves by the sum of that. A rank's part begins
@@ -18,7 +18,7 @@ from odb_factory.core.seeding import generator
 
 
 def epoch_order(size: int, *, seed: int, epoch: int, shuffle: bool) -> list[int]:
-    """The order of the whole data set in `epoch`, the same on every rank: a permutation of `range(size)`."""
+    """The order of the whole dataset in `epoch`, the same on every rank: a permutation of `range(size)`."""
     order = list(range(size))
     if shuffle:
         generator(seed, "order", epoch).shuffle(order)

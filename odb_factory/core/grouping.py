@@ -1,4 +1,4 @@
-"""Greedy grouping of a window under the budget, and splitting of groups (DESIGN 3)."""
+"""Greedy grouping of a window under the budget, and splitting of groups."""
 
 from __future__ import annotations
 

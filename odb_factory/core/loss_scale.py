@@ -1,4 +1,4 @@
-"""Exact per-token loss of an optimizer update over ranks and micro-batches (DESIGN 3, loss scale)."""
+"""Exact per-token loss of an optimizer update over ranks and micro-batches (design.md, loss scale)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One rank's side of the rounds of an epoch, without the communication.
 
-A round is three calls, with one reduction over all ranks between each two (DESIGN 3): `begin_round` gives a vector to
+A round is three calls, with one reduction over all ranks between each two (design.md, alignment): `begin_round` gives a vector to
 be *min*-reduced, `plan` takes the minima and gives a vector to be *sum*-reduced, `close_round` takes the sums and gives
 the steps to run. Where it says so (`ClosedRound.ask`), a prefix sum over ranks follows, which `assign` takes. The
 runtime puts a Gloo group between the calls; tests put 128 simulated ranks there.
@@ -81,7 +81,7 @@ class RankProtocol:
         epoch: the epoch, for the seeds.
         world_size: number of ranks; None: unknown, so that of what the others emit nothing is known either, and groups
             to be held back are drawn, not chosen.
-        dataset_size: samples of the data set, to notice ranks with different data, and for the quota.
+        dataset_size: samples of the dataset, to notice ranks with different data, and for the quota.
         source: this rank's indices; None: they are someone else's business, and all assigned.
         emitted: samples that were emitted in this epoch before, in a run that is resumed.
         bad: samples that were skipped as bad then.
@@ -304,14 +304,14 @@ class RankProtocol:
         if limit is not None and self.bad > limit:
             raise TooManyBadSamples(
                 f"{self.bad} samples of epoch {self.epoch} were skipped as bad, more than max_bad_samples "
-                f"(odb_max_bad_samples) {limit} allows; mend the data, or raise that number."
+                f"(odb_max_bad_samples) {limit} allows; fix the data, or raise that number."
             )
 
     def _check(self, tail: Sequence[int]) -> None:
         failed, *same = tail
         if failed != NONE:
             raise ProtocolError(f"rank {failed} failed while it prepared data; its own error says why.")
-        names = ("configuration", "size of the data set", "resumed state", "epoch", "round")
+        names = ("configuration", "size of the dataset", "resumed state", "epoch", "round")
         low, high = same[: len(names)], [-value for value in same[len(names) :]]
         for what, a, b in zip(names, low, high, strict=True):
             if a != b:

@@ -10,7 +10,7 @@ class SampleMeta:
     """What was observed of one processed sample."""
 
     index: int
-    """Index in the data set."""
+    """Index in the dataset."""
     length: int
     """Observed length: input tokens after processing, visual tokens included."""
     loss_tokens: int
@@ -42,7 +42,7 @@ class _WithReason(Exception):
 class BadSample(_WithReason, ValueError):
     """A sample that cannot be used; `on_bad_sample` says whether that ends the run.
 
-    Raised by a data set's `__getitem__`, which may also raise anything else: any exception is a bad sample.
+    Raised by a dataset's `__getitem__`, which may also raise anything else: any exception is a bad sample.
 
     Args:
         reason: a short constant text, the key under which bad samples are counted.
@@ -51,7 +51,7 @@ class BadSample(_WithReason, ValueError):
 
 
 class DropSample(_WithReason):
-    """Raised by a data set's `__getitem__` to drop a sample: it is counted and named, never silently lost.
+    """Raised by a dataset's `__getitem__` to drop a sample: it is counted and named, never silently lost.
 
     Args:
         reason: a short constant text, the key under which dropped samples are counted.
@@ -67,4 +67,4 @@ class Dropped:
     reason: str
     detail: str = ""
     bad: bool = False
-    """It was skipped since it could not be used; otherwise a policy of the data set or the budget dropped it."""
+    """It was skipped since it could not be used; otherwise a policy of the dataset or the budget dropped it."""

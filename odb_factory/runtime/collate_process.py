@@ -1,4 +1,4 @@
-"""The collate process: one per rank, started once, serves every epoch (DESIGN 2)."""
+"""The collate process: one per rank, started once, serves every epoch."""
 
 from __future__ import annotations
 

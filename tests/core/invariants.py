@@ -1,4 +1,4 @@
-"""The guarantees of DESIGN 3 as checks of a simulated epoch, with arithmetic of their own (not `Budget`'s).
+"""The guarantees of design.md as checks of a simulated epoch, with arithmetic of their own (not `Budget`'s).
 
 Each raises AssertionError where its guarantee does not hold. Reusable by the model check.
 """

@@ -240,7 +240,7 @@ def test_of_several_failed_ranks_each_healthy_one_learns_the_first() -> None:
     ("what", "changed"),
     [
         ("configuration", {"config": dataclasses.replace(CONFIG, token_budget=99)}),
-        ("size of the data set", {"dataset_size": 11}),
+        ("size of the dataset", {"dataset_size": 11}),
         ("resumed state", {"state_check": 5}),
         ("epoch", {"epoch": 1}),
     ],

@@ -8,7 +8,7 @@ cursor, the held-back step. From each state real `RankProtocol` objects are rest
 with element-wise minima and sums and `exclusive_sums` between them (`search.py`). The search follows every choice: how
 many samples each rank has at the start; which kind (length, media) each next sample is, or that it is dropped, chosen
 when it is read; every draw of held-back groups; and where the table says so, every order of the steps, and where a new
-sample's index lies among those of its kind in the window (else behind them). `checks.py` asserts G1-G7 of DESIGN 3 in
+sample's index lies among those of its kind in the window (else behind them). `checks.py` asserts G1-G7 of design.md in
 each transition, and that the rest to do shrinks, so that no state can recur and every way ends in a closed epoch. What
 breaks is printed as the shortest way there (`trace.py`). `spaces.py` lists the configurations; `mutants.py` breaks the
 code to show that it is noticed.

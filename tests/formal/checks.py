@@ -1,4 +1,4 @@
-"""The guarantees of DESIGN 3 as checks of one transition, with arithmetic of their own (not `Budget`'s)."""
+"""The guarantees of design.md as checks of one transition, with arithmetic of their own (not `Budget`'s)."""
 
 from __future__ import annotations
 

@@ -366,7 +366,7 @@ def _fails(rank: int, world: int, kind: str) -> tuple[str, str, float]:
     if rank == 1:
         if kind == "configuration":
             config = dataclasses.replace(config, depth=17)
-        if kind == "size of the data set":
+        if kind == "size of the dataset":
             data = Lengths([10] * 201)
         if kind == "sample":
             data = Lengths([10] * 200, fail=range(100, 200))
@@ -389,7 +389,7 @@ def _fails(rank: int, world: int, kind: str) -> tuple[str, str, float]:
     return "", "nothing was raised", 0.0
 
 
-@pytest.mark.parametrize("kind", ["configuration", "size of the data set", "epoch"])
+@pytest.mark.parametrize("kind", ["configuration", "size of the dataset", "epoch"])
 def test_ranks_that_were_started_differently_all_get_a_clear_error_at_once(kind: str) -> None:
     for rank, (name, text, seconds) in enumerate(run_ranks(3, _fails, kind)):
         assert name == "ExchangeError", text
