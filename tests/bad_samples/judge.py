@@ -83,7 +83,7 @@ def judge_bound(bound: int | None, worlds: Sequence[World]) -> None:
         return
     pattern = (
         r"SampleError: rank (\d): (\d) samples of epoch 0 were skipped as bad, more than max_bad_samples "
-        rf"\(odb_max_bad_samples\) {bound} allows; mend the data, or raise that number\. The last ones on this rank: "
+        rf"\(odb_max_bad_samples\) {bound} allows; fix the data, or raise that number\. The last ones on this rank: "
     )
     found = [re.match(pattern, o.error) for o in outcomes]
     assert all(found), [o.error for o in outcomes]
