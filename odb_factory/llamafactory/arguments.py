@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from llamafactory.hparams.finetuning_args import FinetuningArguments
-
-from odb_factory.llamafactory.fields import OdbFields, option
-from odb_factory.llamafactory.hooks import resume
+from odb_factory.llamafactory.fields import OdbFields, extend, option
 from odb_factory.trainer.options import check_headroom, check_memory_limit
+
+if TYPE_CHECKING:
+    from llamafactory.hparams.finetuning_args import FinetuningArguments
+else:  # it is not imported here, since its own import leads to this module: see `extend_finetuning_arguments`
+    FinetuningArguments = object
 
 
 @dataclass
-class OdbFinetuningArguments(OdbFields, FinetuningArguments):
+class _Fields(OdbFields, FinetuningArguments):
     """LLaMA-Factory's fine-tuning arguments, and ours. Without `odb: true` the others have no effect."""
 
     odb: bool = option(
@@ -50,4 +54,16 @@ class OdbFinetuningArguments(OdbFields, FinetuningArguments):
         check_memory_limit("odb_memory_limit", self.odb_memory_limit)
 
 
-resume()
+@cache
+def extend_finetuning_arguments(stock: type) -> type:
+    """`OdbFinetuningArguments`: LLaMA-Factory's `FinetuningArguments`, and our fields."""
+    return extend(stock, _Fields, "OdbFinetuningArguments", __name__)
+
+
+def __getattr__(name: str) -> Any:
+    """`OdbFinetuningArguments`, by which pickle and programs find it."""
+    if name == "OdbFinetuningArguments":
+        from llamafactory.hparams.finetuning_args import FinetuningArguments
+
+        return extend_finetuning_arguments(FinetuningArguments)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,6 +29,11 @@ class TokensOrAuto:
             raise ArgumentTypeError(f"must be a number of tokens, {AUTO} or null, got {text!r}") from None
 
 
+def extend(stock: type, ours: type, name: str, module: str) -> type:
+    """A class of LLaMA-Factory's arguments with our fields and checks; `module` has it under its name, for pickle."""
+    return dataclass(type(name, (ours, stock), {"__module__": module, "__doc__": ours.__doc__}))
+
+
 @dataclass
 class OdbFields:
     """Put before LLaMA-Factory's own arguments in a dataclass's bases."""

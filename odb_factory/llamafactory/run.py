@@ -1,4 +1,4 @@
-"""A supervised fine-tuning run: stock, or with Online Dynamic Batching while it lasts."""
+"""A supervised fine-tuning run with Online Dynamic Batching: what stands at the seams while it lasts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from llamafactory.extras import logging
 
 from odb_factory.config import OdbConfig
 from odb_factory.llamafactory.checks import below_cutoff, check_recipe, check_sharded, recipe_attention, recipe_config
-from odb_factory.llamafactory.hooks import PREPROCESS, RUN_SFT, TRAINER, check_version, registry
+from odb_factory.llamafactory.collator import OdbCollator, dummy_tokens
 from odb_factory.llamafactory.media import pixel_dtype
+from odb_factory.llamafactory.online_dataset import OnlineDataset, observe_online
+from odb_factory.llamafactory.seams import PREPROCESS, RUN_SFT, TRAINER, registry
+from odb_factory.llamafactory.shapes import auto_budget
+from odb_factory.llamafactory.trainer import OdbSeq2SeqTrainer
 from odb_factory.trainer.options import AUTO, check_samples_per_update
 
 logger = logging.get_logger(__name__)
 
 
-def run_sft(
+def run_online(
     model_args: Any,
     data_args: Any,
     training_args: Any,
@@ -28,17 +32,12 @@ def run_sft(
     generating_args: Any,
     callbacks: Any = None,
 ) -> Any:
-    """LLaMA-Factory's `run_sft`; with `odb: true` its data and trainer are ours until it returns.
+    """LLaMA-Factory's `run_sft` with our data and our trainer.
 
     Raises:
         ValueError: the recipe contradicts `odb: true`.
         SeamError: this LLaMA-Factory does not fit.
     """
-    stock = registry.original(RUN_SFT)
-    arguments = (model_args, data_args, training_args, finetuning_args, generating_args, callbacks)
-    if not getattr(finetuning_args, "odb", False):
-        return stock(*arguments)
-    check_version()
     check_recipe(data_args, training_args)
     check_sharded(finetuning_args, training_args)
     check_samples_per_update(finetuning_args.odb_samples_per_update, training_args.gradient_accumulation_steps)
@@ -63,7 +62,8 @@ def run_sft(
         ),
     )
     with registry.replaced({PREPROCESS: run.preprocess, TRAINER: run.make_trainer}):
-        return stock(*arguments)
+        stock = registry.original(RUN_SFT)
+        return stock(model_args, data_args, training_args, finetuning_args, generating_args, callbacks)
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,6 @@ class _OdbRun:
         if dataset is None or is_eval:
             stock = registry.original(PREPROCESS)
             return stock(dataset, data_args, training_args, stage, template, tokenizer, processor, is_eval)
-        from odb_factory.llamafactory.online_dataset import OnlineDataset
-
         online = OnlineDataset(
             dataset,
             template=template,
@@ -110,11 +108,6 @@ class _OdbRun:
 
     def make_trainer(self, **arguments: Any) -> Any:
         """In place of `CustomSeq2SeqTrainer`."""
-        from odb_factory.llamafactory.collator import OdbCollator, dummy_tokens
-        from odb_factory.llamafactory.online_dataset import observe_online
-        from odb_factory.llamafactory.shapes import auto_budget
-        from odb_factory.llamafactory.trainer import OdbSeq2SeqTrainer
-
         collator = arguments["data_collator"]
         config = dataclasses.replace(
             self.config,

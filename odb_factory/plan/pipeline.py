@@ -16,10 +16,10 @@ from odb_factory.config import OdbConfig
 from odb_factory.core.sample import Dropped, SampleMeta
 from odb_factory.llamafactory.checks import recipe_attention, recipe_config
 from odb_factory.llamafactory.collator import dummy_tokens
-from odb_factory.llamafactory.hooks import PREPROCESS, registry
 from odb_factory.llamafactory.media import pixel_dtype
 from odb_factory.llamafactory.online_dataset import OnlineDataset, observe_online
 from odb_factory.llamafactory.recipe import Recipe, RecipeError, quiet, translated
+from odb_factory.llamafactory.seams import PREPROCESS, registry
 from odb_factory.plan.data_errors import explain, places
 from odb_factory.plan.observed import Observed, RunWouldFail
 from odb_factory.plan.sources import check_data, check_model

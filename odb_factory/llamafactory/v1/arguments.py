@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, make_dataclass
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from llamafactory.v1.config.arg_utils import BatchingStrategy
-from llamafactory.v1.config.training_args import TrainingArguments
-
 from odb_factory.config import OdbConfig
-from odb_factory.llamafactory.fields import OdbFields, option
-from odb_factory.llamafactory.hooks import resume
+from odb_factory.llamafactory.fields import OdbFields, extend, option
+
+if TYPE_CHECKING:
+    from llamafactory.v1.config.training_args import TrainingArguments
+else:  # it is not imported here, since its own import leads to this module: see `extend_training_arguments`
+    TrainingArguments = object
 
 STRATEGY = "odb"
 
-if TYPE_CHECKING:
-    Strategy = str
-else:  # v1's enumeration is closed: what the command line may say is a wider one of the same name
-    Strategy = StrEnum(
-        BatchingStrategy.__name__, {**{item.name: item.value for item in BatchingStrategy}, "ODB": STRATEGY}
-    )
-
-_HELP = {item.name: item.metadata for item in fields(TrainingArguments)}
-
 
 @dataclass
-class OdbTrainingArguments(OdbFields, TrainingArguments):
+class _Fields(OdbFields, TrainingArguments):
     """v1's training arguments, and ours. Without `batching_strategy: odb` those have no effect."""
 
-    batching_strategy: Strategy = field(default=BatchingStrategy.NORMAL, metadata=_HELP["batching_strategy"])
     odb_token_budget: int | None = option(  # type: ignore[assignment]  # `auto` is for v0
         None,
         "Most padded tokens in a micro-batch. Default: micro_batch_size x cutoff_len, the worst case that the "
@@ -41,7 +33,12 @@ class OdbTrainingArguments(OdbFields, TrainingArguments):
         "after the micro-batches that global_batch_size asks for. Default: those micro-batches.",
     )
 
+    if TYPE_CHECKING:
+        batching_strategy: Any = STRATEGY
+
     def __post_init__(self) -> None:
+        from llamafactory.v1.config.arg_utils import BatchingStrategy
+
         if self.batching_strategy in list(BatchingStrategy) and isinstance(self.batching_strategy, StrEnum):
             self.batching_strategy = BatchingStrategy(self.batching_strategy)  # as stock v1 has it
         super().__post_init__()
@@ -115,4 +112,22 @@ def _mostly_trained(model: Any) -> bool:
     return 2 * sum(size for size, trained in sizes if trained) > sum(size for size, _ in sizes)
 
 
-resume()
+@cache
+def extend_training_arguments(stock: type) -> type:
+    """`OdbTrainingArguments`: v1's `TrainingArguments`, and our fields."""
+    (strategy,) = (item for item in fields(stock) if item.name == "batching_strategy")
+    known = type(strategy.default)
+    # v1's enumeration is closed: what the command line may say is a wider one of the same name
+    wider = StrEnum(known.__name__, {**{item.name: item.value for item in known}, "ODB": STRATEGY})  # type: ignore[misc]
+    choice = [(strategy.name, wider, field(default=strategy.default, metadata=strategy.metadata))]
+    ours = make_dataclass("_FieldsAndStrategy", choice, bases=(_Fields,))
+    return extend(stock, ours, "OdbTrainingArguments", __name__)
+
+
+def __getattr__(name: str) -> Any:
+    """`OdbTrainingArguments`, by which pickle and programs find it."""
+    if name == "OdbTrainingArguments":
+        from llamafactory.v1.config.training_args import TrainingArguments
+
+        return extend_training_arguments(TrainingArguments)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
