@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from llamafactory.extras import logging
 
-from odb_factory.config import OdbConfig
-from odb_factory.llamafactory.checks import below_cutoff, check_recipe, check_sharded, recipe_attention, recipe_config
-from odb_factory.llamafactory.collator import OdbCollator, dummy_tokens
+from odb_factory.config import check_budget
+from odb_factory.llamafactory.checks import below_cutoff, check_recipe, check_sharded
+from odb_factory.llamafactory.collator import COLLATOR_PAD_MULTIPLE, OdbCollator, dummy_tokens
 from odb_factory.llamafactory.media import pixel_dtype
 from odb_factory.llamafactory.online_dataset import OnlineDataset, observe_online
+from odb_factory.llamafactory.resolve import fixed_budget, resolve_recipe
 from odb_factory.llamafactory.seams import PREPROCESS, RUN_SFT, TRAINER, registry
 from odb_factory.llamafactory.shapes import auto_budget
 from odb_factory.llamafactory.trainer import OdbSeq2SeqTrainer
-from odb_factory.trainer.options import AUTO, check_samples_per_update
+from odb_factory.option import AUTO
+from odb_factory.trainer.options import AutoBudget, check_samples_per_update
 
 logger = logging.get_logger(__name__)
 
@@ -41,26 +40,12 @@ def run_online(
     check_recipe(data_args, training_args)
     check_sharded(finetuning_args, training_args)
     check_samples_per_update(finetuning_args.odb_samples_per_update, training_args.gradient_accumulation_steps)
-    config = recipe_config(finetuning_args, data_args, training_args)
-    auto = finetuning_args.odb_token_budget == AUTO
-    if not auto and (warning := below_cutoff(config, data_args.cutoff_len)):
+    given = finetuning_args.odb_token_budget
+    budget = fixed_budget(data_args, training_args) if given in (None, AUTO) else given
+    check_budget(budget, COLLATOR_PAD_MULTIPLE, "odb_token_budget")  # before data and model are loaded
+    if given != AUTO and (warning := below_cutoff(budget, finetuning_args.odb_overlong, data_args.cutoff_len)):
         logger.warning_rank0(warning)
-    run = _OdbRun(
-        config,
-        functools.partial(recipe_attention, finetuning_args, data_args),
-        pixel_dtype(model_args.compute_dtype),
-        audit=bool(finetuning_args.odb_audit),
-        samples_per_update=finetuning_args.odb_samples_per_update,
-        auto=(
-            {
-                "longest": data_args.cutoff_len,
-                "headroom": finetuning_args.odb_auto_headroom,
-                "memory_limit": finetuning_args.odb_memory_limit,
-            }
-            if auto
-            else None
-        ),
-    )
+    run = _OdbRun(finetuning_args, data_args, training_args, pixel_dtype(model_args.compute_dtype))
     with registry.replaced({PREPROCESS: run.preprocess, TRAINER: run.make_trainer}):
         stock = registry.original(RUN_SFT)
         return stock(model_args, data_args, training_args, finetuning_args, generating_args, callbacks)
@@ -70,14 +55,10 @@ def run_online(
 class _OdbRun:
     """What stands at the seams while a run lasts."""
 
-    config: OdbConfig
-    attention_length: Callable[[Callable[[], Any]], int | None]
-    """Asks for the model's configuration where it needs it."""
+    finetuning_args: Any
+    data_args: Any
+    training_args: Any
     dtype: torch.dtype | None
-    audit: bool
-    samples_per_update: int | None
-    auto: dict[str, Any] | None
-    """What `AutoBudget` gets from the recipe."""
 
     def preprocess(
         self,
@@ -103,26 +84,43 @@ class _OdbRun:
             dtype=self.dtype,
         )
         if training_args.should_log:
-            online.show_example(skip_bad=self.config.on_bad_sample == "skip", max_bad=self.config.max_bad_samples)
+            given = self.finetuning_args
+            online.show_example(skip_bad=given.odb_on_bad_sample == "skip", max_bad=given.odb_max_bad_samples)
         return online
 
     def make_trainer(self, **arguments: Any) -> Any:
         """In place of `CustomSeq2SeqTrainer`."""
-        collator = arguments["data_collator"]
-        config = dataclasses.replace(
-            self.config,
+        given, collator = self.finetuning_args, arguments["data_collator"]
+        config = resolve_recipe(
+            given,
+            self.data_args,
+            self.training_args,
+            model_config=lambda: arguments["model"].config,
             pad_to_multiple_of=collator.pad_to_multiple_of or 1,
             dummy_tokens=dummy_tokens(collator.template, collator.tokenizer, collator.processor),
-            attention_length=self.attention_length(lambda: arguments["model"].config),
         )
         collate = OdbCollator(collator, self.dtype)
-        auto = auto_budget(arguments["train_dataset"], collator, collate, self.auto) if self.auto else None
         return OdbSeq2SeqTrainer(
             odb_config=config,
-            odb_auto_budget=auto,
-            odb_audit=self.audit,
-            odb_samples_per_update=self.samples_per_update,
+            odb_auto_budget=self._auto_budget(arguments["train_dataset"], collator, collate),
+            odb_audit=given.odb_audit,
+            odb_samples_per_update=given.odb_samples_per_update,
             odb_observe=observe_online,
             odb_collate_fn=collate,
             **arguments,
+        )
+
+    def _auto_budget(self, dataset: OnlineDataset, collator: Any, collate: OdbCollator) -> AutoBudget | None:
+        given = self.finetuning_args
+        if given.odb_token_budget != AUTO:
+            return None
+        return auto_budget(
+            dataset,
+            collator,
+            collate,
+            {
+                "longest": self.data_args.cutoff_len,
+                "headroom": given.odb_auto_headroom,
+                "memory_limit": given.odb_memory_limit,
+            },
         )

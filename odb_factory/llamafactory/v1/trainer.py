@@ -56,7 +56,8 @@ class OdbSFTMixin(SFTTrainer):
         ours = partial(OdbBatchGenerator, trainer=self)
         with registry.replaced({V1_GENERATOR: ours}):
             super()._create_batch_generator()
-        if warning := below_cutoff(self.train_batch_generator.config, self.args.cutoff_len):
+        config = self.train_batch_generator.config
+        if warning := below_cutoff(config.token_budget, config.overlong, self.args.cutoff_len):
             logger.warning_rank0(warning)
 
     def _resume_samples(self) -> None:
