@@ -1,7 +1,8 @@
 """How an option is declared: once, with its default, its meaning and its values.
 
 A dataclass declares an option as `field(default=..., metadata=option("meaning", check))`. Validation, the recipe fields
-of LLaMA-Factory and of its v1, their `--help` and the table in docs/fields.md are made from that.
+of LLaMA-Factory and of its v1, their `--help` and the table in docs/fields.md are made from that, so that a new option
+is a new field of `OdbConfig`, and nothing else.
 """
 
 from __future__ import annotations

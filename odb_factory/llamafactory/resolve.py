@@ -29,8 +29,7 @@ def resolve(
         ValueError: values that contradict each other; the text names the recipe field.
     """
     values = {name: getattr(given, field.name) for name, field in OF_CONFIG.items()}
-    if values["token_budget"] in (None, AUTO):
-        values["token_budget"] = fixed_budget
+    values["token_budget"] = token_budget(given, fixed_budget)
     if values["attention_length"] == AUTO:
         values["attention_length"] = attention_length(model_config(), longest=longest, trained=trained)
     try:
@@ -59,6 +58,12 @@ def resolve_recipe(
         dummy_tokens=dummy_tokens,
         **fields_of(training_args, shuffle=not finetuning_args.disable_shuffling),
     )
+
+
+def token_budget(given: Any, fixed_budget: int) -> int:
+    """The budget of a run, or what stands in for `auto`; see `resolve` for the arguments."""
+    budget: int = fixed_budget if given.odb_token_budget in (None, AUTO) else given.odb_token_budget
+    return budget
 
 
 def fixed_budget(data_args: Any, training_args: Any) -> int:

@@ -13,7 +13,7 @@ from odb_factory.llamafactory.checks import below_cutoff, check_recipe, check_sh
 from odb_factory.llamafactory.collator import COLLATOR_PAD_MULTIPLE, OdbCollator, dummy_tokens
 from odb_factory.llamafactory.media import pixel_dtype
 from odb_factory.llamafactory.online_dataset import OnlineDataset, observe_online
-from odb_factory.llamafactory.resolve import fixed_budget, resolve_recipe
+from odb_factory.llamafactory.resolve import fixed_budget, resolve_recipe, token_budget
 from odb_factory.llamafactory.seams import PREPROCESS, RUN_SFT, TRAINER, registry
 from odb_factory.llamafactory.shapes import auto_budget
 from odb_factory.llamafactory.trainer import OdbSeq2SeqTrainer
@@ -40,10 +40,10 @@ def run_online(
     check_recipe(data_args, training_args)
     check_sharded(finetuning_args, training_args)
     check_samples_per_update(finetuning_args.odb_samples_per_update, training_args.gradient_accumulation_steps)
-    given = finetuning_args.odb_token_budget
-    budget = fixed_budget(data_args, training_args) if given in (None, AUTO) else given
+    budget = token_budget(finetuning_args, fixed_budget(data_args, training_args))
     check_budget(budget, COLLATOR_PAD_MULTIPLE, "odb_token_budget")  # before data and model are loaded
-    if given != AUTO and (warning := below_cutoff(budget, finetuning_args.odb_overlong, data_args.cutoff_len)):
+    warning = below_cutoff(budget, finetuning_args.odb_overlong, data_args.cutoff_len)
+    if warning and finetuning_args.odb_token_budget != AUTO:
         logger.warning_rank0(warning)
     run = _OdbRun(finetuning_args, data_args, training_args, pixel_dtype(model_args.compute_dtype))
     with registry.replaced({PREPROCESS: run.preprocess, TRAINER: run.make_trainer}):
