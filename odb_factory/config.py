@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from odb_factory.option import AUTO, check_options, integer, number, option, options_of, switch
+from odb_factory.option import AUTO, check_options, integer, number, option, switch
 from odb_factory.version import __version__
 
 LOCAL_FIELDS = ("timeout", "queue_steps", "start_method", "window_bytes", "port")
@@ -252,12 +252,6 @@ class OdbConfig:
         for char in repr((__version__, sorted(fields.items()))):
             value = (value * 1_000_003 + ord(char)) & 0x7FFFFFFF
         return value
-
-
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    name: declared.choices for name, declared in options_of(OdbConfig).items() if declared.choices
-}
-"""The values of the options that are a choice."""
 
 
 def check_budget(budget: int, pad_to_multiple_of: int, name: str = "token_budget") -> None:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from transformers import PretrainedConfig
 
-from odb_factory.config import CHOICES, OdbConfig
+from odb_factory.config import OdbConfig
 from odb_factory.demo import DemoPaths
 from odb_factory.llamafactory.arguments import OdbFinetuningArguments
 from odb_factory.llamafactory.resolve import resolve, resolve_recipe
+from odb_factory.option import options_of
 from odb_factory.trainer.attention import attention_length
 from tests.llamafactory.helpers import RECIPE, train_args
 
@@ -159,7 +160,10 @@ def test_bad_attention_length(recipe: dict[str, Any], value: Any) -> None:
 def test_bad_choice(recipe: dict[str, Any], name: str, value: Any) -> None:
     with pytest.raises(ValueError) as error:
         train_args({**recipe, f"odb_{name}": value})
-    assert str(error.value) == f"odb_{name} must be one of {', '.join(CHOICES[name])}, got {value!r}."
+    assert (
+        str(error.value)
+        == f"odb_{name} must be one of {', '.join(options_of(OdbConfig)[name].choices)}, got {value!r}."
+    )
 
 
 @pytest.mark.parametrize("name", ["odb", "odb_join", "odb_ramp", "odb_audit"])
