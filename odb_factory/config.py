@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+from odb_factory.option import AUTO, check_options, integer, number, option, switch
 from odb_factory.version import __version__
-
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "alignment": ("carry", "max"),
-    "split": ("balanced", "singleton"),
-    "overlong": ("keep", "drop", "error"),
-    "idle": ("filler", "skip"),
-    "assignment": ("shared", "static"),
-    "on_bad_sample": ("raise", "skip"),
-    "start_method": ("fork", "spawn"),
-}
-
 
 LOCAL_FIELDS = ("timeout", "queue_steps", "start_method", "window_bytes", "port")
 """Fields that may differ between ranks."""
@@ -29,100 +19,210 @@ LOCAL_FIELDS = ("timeout", "queue_steps", "start_method", "window_bytes", "port"
 class OdbConfig:
     """What Online Dynamic Batching needs to know; the same on every rank.
 
+    Each option says what it means to a user of a recipe, where its name begins with `odb_`; a text below a field adds
+    what only the code needs.
+
     Raises:
         ValueError: one sentence that names the field, its value and what is allowed.
     """
 
-    token_budget: int
-    """`L_max`: upper bound on a group's padded tokens (tokens)."""
-    depth: int = 1024
-    """`D`: samples that one rank holds observed and not yet emitted, at most (samples)."""
-    alignment: str = "carry"
-    """Rule for the steps of a round: `carry` (only full groups leave before the drain) or `max` (the paper's)."""
-    split: str = "balanced"
-    """How a rank with too few groups makes more: `balanced` (halve the most work) or `singleton` (the paper's)."""
-    join: bool = True
-    """True: every sample is emitted once per epoch. False: the epoch closes at `quota`, and counts what was left."""
-    quota: float = 0.95
-    """Without `join`: share of the data set after whose emission the epoch closes, within one step's samples."""
-    overlong: str = "keep"
-    """A sample longer than the budget: `keep` (a group of one), `drop` (counted and named) or `error`."""
-    max_samples: int | None = None
-    """Most samples in a group; None: no bound."""
-    max_patches: int | None = None
-    """Most visual patches in a group of several samples; None: no bound."""
-    pad_to_multiple_of: int = 1
-    """The collate function pads lengths to a multiple of this (tokens)."""
-    dummy_tokens: int = 0
-    """Tokens that the collate function adds to the first sample of a group without media (a dummy image)."""
-    attention_length: int | None = None
-    """Row length at which attention takes as long as all else in the model (tokens); None: attention counts nothing.
-
-    Groups of different ranks meet in a step by padded tokens x (1 + row length / this); the budget is without it.
-    """
-    idle: str = "filler"
-    """An IDLE slot: `filler` (a zero-weight micro-batch) or `skip` (batch None, for callers that use DDP Join)."""
-    capacity: int | None = None
-    """`C`: most groups that a rank emits in one round; None: `depth`, which bounds nothing."""
-    max_wait: int = 8
-    """A sample held back for this many rounds goes out with the next one.
-
-    Unless `capacity`, the end of the data, or a window that dropped samples or `window_bytes` kept short forbids it.
-    """
-    ramp: bool = True
-    """The first rounds of an epoch use D/8, D/4 and D/2, so that the first step comes quickly."""
-    steps_multiple: int = 1
-    """Fillers complete the epoch to a multiple of this number of steps (the gradient accumulation)."""
-    assignment: str = "shared"
-    """Which rank reads which index: `shared`, each what its window lacks; `static`, rank r reads `order[r::W]`."""
-    window_bytes: int | None = None
-    """Most bytes of samples that one rank holds in its window; None: a share of the host's available memory."""
-    on_bad_sample: str = "raise"
-    """A sample that cannot be read or used: `raise`, or `skip` (dropped, counted and named)."""
-    max_bad_samples: int | None = 100
-    """With `skip`: more of them in one epoch, over all ranks, end the run; None: no bound."""
-    queue_steps: int = 4
-    """Collated micro-batches that wait for the trainer, at most (steps)."""
-    timeout: float = 1800.0
-    """A rank that waits longer than this for another one, or for its own collate process, raises (seconds)."""
-    shuffle: bool = True
-    """Draw a new order of the data set each epoch; False: the order of the data set."""
-    seed: int = 0
-    """Seed of the order, of the draw of held-back groups and of the order of steps."""
-    start_method: str = "fork"
-    """How the collate process starts; `spawn` needs a data set and a collate function that pickle."""
-    port: int = 0
-    """TCP port of rank 0's machine where the collate processes meet; 0: any free one."""
+    token_budget: int = field(
+        metadata=option(
+            "Most padded tokens in a micro-batch; `auto`: the most that fits into memory, found before training "
+            "(this takes minutes, and on small data may give more than the windows can fill: compare with "
+            "`odb-factory plan`). The default is the worst case that the fixed-batch recipe already fits.",
+            integer(1),
+            recipe_default=None,
+            auto=True,
+            unset="`per_device_train_batch_size` x `cutoff_len`",
+        )
+    )
+    """`L_max`: bounds a group of several samples; `overlong` says what happens to a single one above it."""
+    depth: int = field(
+        default=1024,
+        metadata=option(
+            "Samples that a rank holds ready to choose from. More: less padding, more host memory.", integer(1)
+        ),
+    )
+    """`D`: samples that one rank holds observed and not yet emitted, at most."""
+    window_bytes: int | None = field(
+        default=None,
+        metadata=option(
+            "Most bytes of samples that a rank holds ready.",
+            integer(1, optional=True),
+            unset="a share of the host's available memory",
+        ),
+    )
+    max_samples: int | None = field(
+        default=None, metadata=option("Most samples in a micro-batch.", integer(1, optional=True), unset="no bound")
+    )
+    max_patches: int | None = field(
+        default=None,
+        metadata=option(
+            "Most visual patches in a micro-batch of several samples.", integer(1, optional=True), unset="no bound"
+        ),
+    )
+    overlong: str = field(
+        default="keep",
+        metadata=option(
+            "A sample above the budget: `keep` (alone, counted), `drop` (counted and named) or `error`.",
+            choices=("keep", "drop", "error"),
+        ),
+    )
+    on_bad_sample: str = field(
+        default="raise",
+        metadata=option(
+            "A sample that cannot be read or used (corrupt media, wrong placeholders, no supervised token): `raise` "
+            "ends the run, `skip` drops it (counted and named).",
+            choices=("raise", "skip"),
+        ),
+    )
+    max_bad_samples: int | None = field(
+        default=100,
+        metadata=option(
+            "With `odb_on_bad_sample: skip`, more bad samples in an epoch, over all ranks, end the run; `null`: no "
+            "bound.",
+            integer(0, optional=True),
+        ),
+    )
+    join: bool = field(
+        default=True,
+        metadata=option(
+            "`true`: every sample is trained on once an epoch. `false`: the epoch ends when `odb_quota` of its "
+            "samples are trained on; the rest is counted.",
+            switch,
+        ),
+    )
+    quota: float = field(
+        default=0.95,
+        metadata=option(
+            "Share of an epoch's samples after which it ends, with `odb_join: false`.",
+            number("a share above 0 and at most 1", lambda value: 0 < value <= 1),
+        ),
+    )
+    """The epoch closes within one step's samples of it (G3)."""
+    alignment: str = field(
+        default="carry",
+        metadata=option(
+            "How the ranks agree on the steps of a round. `carry`: before the end of the epoch only full groups "
+            "leave; `max`: the paper's rule.",
+            choices=("carry", "max"),
+        ),
+    )
+    split: str = field(
+        default="balanced",
+        metadata=option(
+            "How a rank with too few groups makes more: `balanced` (halves the most work), or the paper's `singleton`.",
+            choices=("balanced", "singleton"),
+        ),
+    )
+    assignment: str = field(
+        default="shared",
+        metadata=option(
+            "Which rank reads which sample. `shared`: each rank reads what its window lacks; `static`: a fixed share "
+            "of the samples.",
+            choices=("shared", "static"),
+        ),
+    )
+    """With `static`, rank r of W reads `order[r::W]`."""
+    attention_length: int | None = field(
+        default=None,
+        metadata=option(
+            "Row length (tokens) at which attention takes as long as all else in the model. The micro-batches of a "
+            "step are evened out over the ranks by padded tokens x (1 + row length / this); the budget is without "
+            "it. `auto`: estimated from the model's configuration (Qwen3-VL-2B 15,001, 8B 25,662; with frozen "
+            "weights, as LoRA has, about three quarters); `null`: attention counts nothing.",
+            integer(1, optional=True),
+            recipe_default=AUTO,
+            auto=True,
+        ),
+    )
+    idle: str = field(
+        default="filler",
+        metadata=option(
+            "What a rank without a group runs: `filler`, a micro-batch of weight zero; `skip` works on one rank only.",
+            choices=("filler", "skip"),
+        ),
+    )
+    """`skip` hands out a batch of None, for training loops with DDP Join."""
+    max_wait: int = field(default=8, metadata=option("Rounds for which `carry` may hold a sample back.", integer(1)))
+    """A sample held back for this many rounds goes out with the next one, unless `capacity`, the end of the data, or a
+    window that dropped samples or `window_bytes` kept short forbids it."""
+    capacity: int | None = field(
+        default=None,
+        metadata=option("Most groups that a rank emits in a round.", integer(1, optional=True), unset="no bound"),
+    )
+    """`C`; None: `depth`, which bounds nothing."""
+    queue_steps: int = field(
+        default=4, metadata=option("Most finished micro-batches that wait for the trainer.", integer(1))
+    )
+    ramp: bool = field(
+        default=True,
+        metadata=option("Begin an epoch with smaller windows, so that the first step comes quickly.", switch),
+    )
+    """The first rounds use D/8, D/4 and D/2."""
+    timeout: float = field(
+        default=1800.0,
+        metadata=option(
+            "Seconds that a rank waits for another one, or for its own data, before it raises.",
+            number("a number of seconds above 0", lambda value: 0 < value < inf),
+        ),
+    )
+    port: int = field(
+        default=0,
+        metadata=option(
+            "TCP port of rank 0's machine where the collate processes meet; 0: any free one.",
+            integer(0, most=65535),
+        ),
+    )
+    pad_to_multiple_of: int = field(
+        default=1,
+        metadata=option(
+            "The collate function pads lengths to a multiple of this (tokens).", integer(1), in_recipe=False
+        ),
+    )
+    dummy_tokens: int = field(
+        default=0,
+        metadata=option(
+            "Tokens that the collate function adds to the first sample of a group without media (a dummy image).",
+            integer(0),
+            in_recipe=False,
+        ),
+    )
+    steps_multiple: int = field(
+        default=1,
+        metadata=option(
+            "Fillers complete the epoch to a multiple of this number of steps (the gradient accumulation).",
+            integer(1),
+            in_recipe=False,
+        ),
+    )
+    shuffle: bool = field(
+        default=True,
+        metadata=option(
+            "Draw a new order of the dataset each epoch; false: the order of the dataset.", switch, in_recipe=False
+        ),
+    )
+    seed: int = field(
+        default=0,
+        metadata=option(
+            "Seed of the order, of the draw of held-back groups and of the order of steps.",
+            integer(),
+            in_recipe=False,
+        ),
+    )
+    start_method: str = field(
+        default="fork",
+        metadata=option(
+            "How the collate process starts; `spawn` needs a dataset and a collate function that pickle.",
+            choices=("fork", "spawn"),
+            in_recipe=False,
+        ),
+    )
 
     def __post_init__(self) -> None:
-        for name in ("token_budget", "depth", "max_wait", "steps_multiple", "queue_steps", "pad_to_multiple_of"):
-            _positive_int(name, getattr(self, name))
-        for name in ("max_samples", "max_patches", "capacity", "window_bytes", "attention_length"):
-            if getattr(self, name) is not None:
-                _positive_int(name, getattr(self, name))
-        _int_from_zero("dummy_tokens", self.dummy_tokens)
-        if self.max_bad_samples is not None:
-            _int_from_zero("max_bad_samples", self.max_bad_samples)
-        _int_from_zero("port", self.port)
-        if self.port > 65535:
-            raise ValueError(f"port must be at most 65535, got {self.port!r}.")
-        if isinstance(self.quota, bool) or not isinstance(self.quota, int | float) or not 0 < self.quota <= 1:
-            raise ValueError(f"quota must be a share above 0 and at most 1, got {self.quota!r}.")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise ValueError(f"seed must be an integer, got {self.seed!r}.")
-        for name in ("join", "ramp", "shuffle"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}.")
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
-        if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or not 0 < self.timeout < inf:
-            raise ValueError(f"timeout must be a number of seconds above 0, got {self.timeout!r}.")
-        if self.token_budget < self.pad_to_multiple_of:
-            raise ValueError(
-                f"token_budget {self.token_budget} is smaller than pad_to_multiple_of {self.pad_to_multiple_of}, "
-                "so no sample would fit; raise the budget."
-            )
+        check_options(self)
+        check_budget(self.token_budget, self.pad_to_multiple_of)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> OdbConfig:
@@ -154,11 +254,10 @@ class OdbConfig:
         return value
 
 
-def _positive_int(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a positive integer, got {value!r}.")
-
-
-def _int_from_zero(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name} must be an integer of at least 0, got {value!r}.")
+def check_budget(budget: int, pad_to_multiple_of: int, name: str = "token_budget") -> None:
+    """Raise ValueError for a budget into which nothing fits; `name` is how the user knows it."""
+    if budget < pad_to_multiple_of:
+        raise ValueError(
+            f"{name} {budget} is smaller than pad_to_multiple_of {pad_to_multiple_of}, so no sample would fit; raise "
+            "the budget."
+        )

@@ -25,8 +25,8 @@ from llamafactory.train.tuner import run_exp
 from benchmarks.train.loaders import Batching, make_batching
 from benchmarks.train.record import Line, Recorder, digest
 from odb_factory.llamafactory.collator import OdbCollator
-from odb_factory.llamafactory.hooks import PREPROCESS, TRAINER, registry
 from odb_factory.llamafactory.online_dataset import OnlineDataset
+from odb_factory.llamafactory.seams import PREPROCESS, TRAINER, registry
 
 
 class _Timed:

@@ -1,9 +1,9 @@
 """One rank's side of the rounds of an epoch, without the communication.
 
-A round is three calls, with one reduction over all ranks between each two (design.md, alignment): `begin_round` gives a vector to
-be *min*-reduced, `plan` takes the minima and gives a vector to be *sum*-reduced, `close_round` takes the sums and gives
-the steps to run. Where it says so (`ClosedRound.ask`), a prefix sum over ranks follows, which `assign` takes. The
-runtime puts a Gloo group between the calls; tests put 128 simulated ranks there.
+A round is three calls, with one reduction over all ranks between each two (design.md, alignment): `begin_round` gives a
+vector to be *min*-reduced, `plan` takes the minima and gives a vector to be *sum*-reduced, `close_round` takes the sums
+and gives the steps to run. Where it says so (`ClosedRound.ask`), a prefix sum over ranks follows, which `assign` takes.
+The runtime puts a Gloo group between the calls; tests put 128 simulated ranks there.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from odb_factory.doctor.machine import Machine
 from odb_factory.doctor.result import Check, fail, ok
-from odb_factory.llamafactory.hooks import RUN_SFT, TESTED_VERSIONS, TRAIN_ARGS
+from odb_factory.llamafactory.seams import RUN_SFT, TESTED_VERSIONS, TRAIN_ARGS
 
 REINSTALL = f'pip install --force-reinstall --no-deps "llamafactory=={TESTED_VERSIONS[-1]}"'
 

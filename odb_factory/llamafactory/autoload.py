@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from odb_factory.llamafactory.activate import after_import
+
 DISABLE_VARIABLE = "ODB_FACTORY_DISABLE"
 """Set to 1 to leave LLaMA-Factory alone."""
 
@@ -49,6 +51,4 @@ class _HookingLoader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        from odb_factory.llamafactory.hooks import after_import
-
         after_import(module)

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
-from odb_factory.config import OdbConfig
 from odb_factory.trainer.checks import contradictions, needs_steps, unshifted
-from odb_factory.trainer.options import AUTO
 from odb_factory.trainer.resume import find_state
-
-COLLATOR_PAD_MULTIPLE = 8
-"""LLaMA-Factory pads training batches to a multiple of this (train/sft/workflow.py)."""
 
 
 def check_recipe(data_args: Any, training_args: Any, finetuning_args: Any) -> None:
@@ -70,40 +64,11 @@ def check_sharded(finetuning_args: Any, training_args: Any) -> None:
         )
 
 
-def token_budget(finetuning_args: Any, data_args: Any, training_args: Any) -> int:
-    """The token budget of a recipe: as given, else the worst case of its fixed batches (tokens).
-
-    That also stands in for `auto` until the budget is found, which is when training begins.
-    """
-    if finetuning_args.odb_token_budget not in (None, AUTO):
-        budget: int = finetuning_args.odb_token_budget
-        return budget
-    worst: int = training_args.per_device_train_batch_size * data_args.cutoff_len
-    return worst
-
-
-def below_cutoff(config: OdbConfig, cutoff_len: int) -> str | None:
+def below_cutoff(budget: int, overlong: str, cutoff_len: int) -> str | None:
     """What a user should know where samples may exceed the budget; None: nothing."""
-    if config.token_budget >= cutoff_len or config.overlong != "keep":
+    if budget >= cutoff_len or overlong != "keep":
         return None
     return (
-        f"odb_token_budget {config.token_budget} is below cutoff_len {cutoff_len}: samples longer than the budget are "
-        "trained on alone, in micro-batches above it."
+        f"odb_token_budget {budget} is below cutoff_len {cutoff_len}: samples longer than the budget are trained on "
+        "alone, in micro-batches above it."
     )
-
-
-def recipe_attention(finetuning_args: Any, data_args: Any, load_config: Callable[[], Any]) -> int | None:
-    """`OdbConfig.attention_length` of a recipe; `load_config` gives the configuration of its model."""
-    trained = finetuning_args.finetuning_type == "full"
-    length: int | None = finetuning_args.attention_length(load_config, longest=data_args.cutoff_len, trained=trained)
-    return length
-
-
-def recipe_config(finetuning_args: Any, data_args: Any, training_args: Any) -> OdbConfig:
-    """The `OdbConfig` of a recipe, as far as its fields say it."""
-    config: OdbConfig = finetuning_args.odb_config(
-        budget=token_budget(finetuning_args, data_args, training_args),
-        pad_to_multiple_of=COLLATOR_PAD_MULTIPLE,
-        shuffle=not finetuning_args.disable_shuffling,
-    )
-    return config

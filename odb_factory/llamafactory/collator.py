@@ -12,6 +12,9 @@ from PIL import Image
 
 from odb_factory.llamafactory.media import join_media, to_dtype
 
+COLLATOR_PAD_MULTIPLE = 8
+"""LLaMA-Factory pads training batches to a multiple of this (train/sft/workflow.py)."""
+
 _READY = object()
 """Stands for one image or video whose model input is there already."""
 

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from odb_factory.llamafactory.hooks import SeamError, check_version
+from odb_factory.llamafactory.checks import check_recipe
+from odb_factory.llamafactory.seams import SeamError, check_version
+from odb_factory.trainer.options import check_samples_per_update
 
 VERBOSITY = "LLAMAFACTORY_VERBOSITY"
 """Environment variable that LLaMA-Factory's parser obeys."""
@@ -132,9 +134,6 @@ def check_kind(file: Path, values: dict[str, Any]) -> None:
 
 
 def _parse(file: Path, values: dict[str, Any]) -> tuple[Any, ...]:
-    from odb_factory.llamafactory.checks import check_recipe
-    from odb_factory.trainer.options import check_samples_per_update
-
     try:
         check_version()
     except SeamError as error:

@@ -14,17 +14,17 @@ from torch.utils.data import DataLoader, Dataset
 
 from odb_factory.config import OdbConfig
 from odb_factory.core.sample import Dropped, SampleMeta
-from odb_factory.llamafactory.checks import recipe_attention, recipe_config
-from odb_factory.llamafactory.collator import dummy_tokens
-from odb_factory.llamafactory.hooks import PREPROCESS, registry
+from odb_factory.llamafactory.collator import COLLATOR_PAD_MULTIPLE, dummy_tokens
 from odb_factory.llamafactory.media import pixel_dtype
 from odb_factory.llamafactory.online_dataset import OnlineDataset, observe_online
 from odb_factory.llamafactory.recipe import Recipe, RecipeError, quiet, translated
+from odb_factory.llamafactory.resolve import resolve_recipe
+from odb_factory.llamafactory.seams import PREPROCESS, registry
 from odb_factory.plan.data_errors import explain, places
 from odb_factory.plan.observed import Observed, RunWouldFail
 from odb_factory.plan.sources import check_data, check_model
 from odb_factory.runtime.observed import Failed, Held, ObservedDataset
-from odb_factory.trainer.options import AUTO, with_arguments
+from odb_factory.trainer.options import AUTO
 
 PROBE = 16
 """Samples that are read in this process before it is decided whether workers are worth their start."""
@@ -50,7 +50,7 @@ def open_pipeline(recipe: Recipe) -> Pipeline:
     model = recipe.model_args.model_name_or_path
     with quiet():
         from llamafactory.data import get_template_and_fix_tokenizer
-        from llamafactory.model import load_config, load_tokenizer
+        from llamafactory.model import load_tokenizer
 
         # a copy: it may put the place of a downloaded model into the arguments
         with translated(f"no tokenizer in {model}", "correct model_name_or_path, or download the model first"):
@@ -68,22 +68,30 @@ def open_pipeline(recipe: Recipe) -> Pipeline:
                 dtype=pixel_dtype(recipe.model_args.compute_dtype),
             )
             dummy = dummy_tokens(template, module["tokenizer"], module["processor"])
-        with translated(f"no configuration of a model in {model}", "correct model_name_or_path"):
-            attention = recipe_attention(
-                recipe.finetuning_args, recipe.data_args, lambda: load_config(copy.copy(recipe.model_args))
-            )
+        config = _config(recipe, dummy)
     if len(dataset) == 0:
         raise RecipeError(f"the data set {_names(recipe)} has no rows; put some in, or name another.")
     given = recipe.finetuning_args.odb_token_budget
-    return Pipeline(
-        dataset, _config(recipe, dummy, attention), "default" if given is None else AUTO if given == AUTO else "given"
-    )
+    return Pipeline(dataset, config, "default" if given is None else AUTO if given == AUTO else "given")
 
 
-def _config(recipe: Recipe, dummy: int, attention: int | None) -> OdbConfig:
+def _config(recipe: Recipe, dummy: int) -> OdbConfig:
     """As the run makes it."""
-    config = recipe_config(recipe.finetuning_args, recipe.data_args, recipe.training_args)
-    return replace(with_arguments(config, recipe.training_args), dummy_tokens=dummy, attention_length=attention)
+    from llamafactory.model import load_config
+
+    def model_config() -> Any:
+        model = recipe.model_args.model_name_or_path
+        with translated(f"no configuration of a model in {model}", "correct model_name_or_path"):
+            return load_config(copy.copy(recipe.model_args))
+
+    return resolve_recipe(
+        recipe.finetuning_args,
+        recipe.data_args,
+        recipe.training_args,
+        model_config=model_config,
+        pad_to_multiple_of=COLLATOR_PAD_MULTIPLE,
+        dummy_tokens=dummy,
+    )
 
 
 def _load_rows(recipe: Recipe, template: Any, module: dict[str, Any]) -> Any:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odb_factory.config import CHOICES
+from odb_factory.config import OdbConfig
 from odb_factory.core.assignment import Wanted, epoch_order, exclusive_sums, make_index_source
+from odb_factory.option import options_of
 
 
 def hand_out(size: int, world_size: int, first: int, wants: list[int]) -> list[list[int]]:
@@ -110,7 +111,7 @@ def test_a_static_source_does_not_move() -> None:
     assert source.assign(0, 0, 0) == []
 
 
-@pytest.mark.parametrize("how", CHOICES["assignment"])
+@pytest.mark.parametrize("how", options_of(OdbConfig)["assignment"].choices)
 def test_every_configurable_assignment_exists(how: str) -> None:
     assert sorted(make_index_source(how, [0, 1], 0, 1, 2).start()) == [0, 1]
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from odb_factory.config import CHOICES, LOCAL_FIELDS, OdbConfig
+from odb_factory.config import LOCAL_FIELDS, OdbConfig
+from odb_factory.option import options_of
 
 POSITIVE = ["token_budget", "depth", "max_wait", "steps_multiple", "queue_steps", "pad_to_multiple_of"]
 OPTIONAL = ["max_samples", "max_patches", "capacity", "window_bytes", "attention_length"]
 BOOLEAN = ["join", "ramp", "shuffle"]
+CHOICES = {name: option.choices for name, option in options_of(OdbConfig).items() if option.choices}
 
 INVALID: list[tuple[str, Any]] = [
     *((name, value) for name in POSITIVE for value in (0, -1, 1.5, True, "8", None)),

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PretrainedConfig
 
-from odb_factory.config import CHOICES, OdbConfig
+from odb_factory.config import OdbConfig
 from odb_factory.demo import DemoPaths
 from odb_factory.llamafactory.arguments import OdbFinetuningArguments
-from odb_factory.llamafactory.checks import recipe_attention, token_budget
+from odb_factory.llamafactory.resolve import resolve, resolve_recipe
+from odb_factory.option import options_of
 from odb_factory.trainer.attention import attention_length
 from tests.llamafactory.helpers import RECIPE, train_args
 
@@ -27,17 +30,23 @@ def recipe(demo: DemoPaths, tmp_path: Path) -> dict[str, Any]:
     return {**RECIPE, **paths, "odb": True}
 
 
+def resolved(arguments: Any) -> OdbConfig:
+    """The configuration of a run with these arguments; that of the model says nothing."""
+    return resolve(arguments, fixed_budget=4096, model_config=PretrainedConfig, longest=2048, trained=True)
+
+
 def test_a_plain_recipe_gets_the_defaults(recipe: dict[str, Any]) -> None:
     arguments = train_args(recipe)[3]
     assert isinstance(arguments, OdbFinetuningArguments)
-    config = arguments.odb_config(budget=4096)
-    assert config == OdbConfig(token_budget=4096)
+    assert resolved(arguments) == OdbConfig(token_budget=4096)
     assert arguments.odb_audit is False
     assert arguments.odb_token_budget is None
 
 
 def test_every_field_reaches_the_config(recipe: dict[str, Any]) -> None:
     given = {
+        "token_budget": 5000,
+        "attention_length": 3000,
         "depth": 32,
         "alignment": "max",
         "split": "singleton",
@@ -58,11 +67,27 @@ def test_every_field_reaches_the_config(recipe: dict[str, Any]) -> None:
         "ramp": False,
         "timeout": 12.5,
     }
-    assert {f"odb_{name}" for name in given} | {*ONLY_OURS, "odb_token_budget", "odb_attention_length"} == set(FIELDS)
+    assert {f"odb_{name}" for name in given} | set(ONLY_OURS) == set(FIELDS)
     plain = OdbConfig(token_budget=4096)
     assert all(getattr(plain, name) != value for name, value in given.items())
     arguments = train_args({**recipe, **{f"odb_{name}": value for name, value in given.items()}})[3]
-    assert arguments.odb_config(budget=4096) == OdbConfig(token_budget=4096, **given)
+    assert resolved(arguments) == OdbConfig(**given)
+
+
+def of_recipe(recipe: dict[str, Any], model_config: Callable[[], Any]) -> OdbConfig:
+    """The configuration of a run of this recipe."""
+    _, data, training, tuning, _ = train_args(recipe)
+    return resolve_recipe(tuning, data, training, model_config=model_config, pad_to_multiple_of=8, dummy_tokens=6)
+
+
+def test_what_the_run_knows_reaches_the_config(recipe: dict[str, Any]) -> None:
+    fields = {"gradient_accumulation_steps": 3, "seed": 5, "odb_attention_length": None}
+    config = of_recipe({**recipe, **fields}, ask)
+    assert (config.pad_to_multiple_of, config.dummy_tokens, config.steps_multiple) == (8, 6, 3)
+    assert (config.seed, config.shuffle) == (5, True)
+    config = of_recipe({**recipe, **fields, "data_seed": 9, "disable_shuffling": True}, ask)
+    assert (config.seed, config.shuffle) == (9, False)
+    assert not of_recipe({**recipe, **fields, "train_sampling_strategy": "sequential"}, ask).shuffle
 
 
 @pytest.mark.parametrize(
@@ -73,8 +98,8 @@ def test_default_budget_is_what_the_fixed_batch_needs(
     recipe: dict[str, Any], batch: int | None, cutoff: int | None, given: int | None, expected: int
 ) -> None:
     fields = {"per_device_train_batch_size": batch, "cutoff_len": cutoff, "odb_token_budget": given}
-    _, data, training, tuning, _ = train_args({**recipe, **{k: v for k, v in fields.items() if v is not None}})
-    assert token_budget(tuning, data, training) == expected
+    given_fields = {name: value for name, value in fields.items() if value is not None}
+    assert of_recipe({**recipe, **given_fields}, PretrainedConfig).token_budget == expected
 
 
 @pytest.mark.parametrize("key", ["odb_tokenbudget", "odb_token_budgets", "odb_", "odb_seed", "odb_pad_to_multiple_of"])
@@ -103,27 +128,23 @@ def ask() -> Any:
     raise Asked
 
 
-@pytest.mark.parametrize(("value", "length"), [(None, None), (3000, 3000)])
-def test_an_attention_length_that_is_given_needs_no_model(
-    recipe: dict[str, Any], value: int | None, length: int | None
-) -> None:
-    assert (
-        train_args({**recipe, "odb_attention_length": value})[3].attention_length(ask, longest=2048, trained=True)
-        == length
-    )
+@pytest.mark.parametrize("value", [None, 3000])
+def test_an_attention_length_that_is_given_needs_no_model(recipe: dict[str, Any], value: int | None) -> None:
+    assert of_recipe({**recipe, "odb_attention_length": value}, ask).attention_length == value
 
 
 def test_auto_attention_length_is_the_models(recipe: dict[str, Any], demo: DemoPaths) -> None:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(demo.model)
-    _, data, _, tuning, _ = train_args({**recipe, "cutoff_len": 512})
-    assert tuning.odb_attention_length == "auto"
+    recipe["cutoff_len"] = 512
+    assert train_args(recipe)[3].odb_attention_length == "auto"
     with pytest.raises(Asked):
-        recipe_attention(tuning, data, ask)
-    assert recipe_attention(tuning, data, lambda: config) == attention_length(config, longest=512) is not None
-    tuning = train_args({**recipe, "finetuning_type": "lora"})[3]
-    assert recipe_attention(tuning, data, lambda: config) == attention_length(config, longest=512, trained=False)
+        of_recipe(recipe, ask)
+    expected = attention_length(config, longest=512)
+    assert of_recipe(recipe, lambda: config).attention_length == expected is not None
+    expected = attention_length(config, longest=512, trained=False)
+    assert of_recipe({**recipe, "finetuning_type": "lora"}, lambda: config).attention_length == expected
 
 
 @pytest.mark.parametrize("value", [0, -1, "x", "2048", 1.5, True])
@@ -139,7 +160,10 @@ def test_bad_attention_length(recipe: dict[str, Any], value: Any) -> None:
 def test_bad_choice(recipe: dict[str, Any], name: str, value: Any) -> None:
     with pytest.raises(ValueError) as error:
         train_args({**recipe, f"odb_{name}": value})
-    assert str(error.value) == f"odb_{name} must be one of {', '.join(CHOICES[name])}, got {value!r}."
+    assert (
+        str(error.value)
+        == f"odb_{name} must be one of {', '.join(options_of(OdbConfig)[name].choices)}, got {value!r}."
+    )
 
 
 @pytest.mark.parametrize("name", ["odb", "odb_join", "odb_ramp", "odb_audit"])
@@ -179,7 +203,7 @@ def test_bad_number(recipe: dict[str, Any], name: str, value: Any, allowed: str)
 @pytest.mark.parametrize("bound", [None, 0])
 def test_bound_of_bad_samples_may_be_none_or_zero(recipe: dict[str, Any], bound: int | None) -> None:
     arguments = train_args({**recipe, "odb_on_bad_sample": "skip", "odb_max_bad_samples": bound})[3]
-    assert arguments.odb_config(budget=1).max_bad_samples == bound
+    assert resolved(arguments).max_bad_samples == bound
 
 
 @pytest.mark.parametrize("stage", ["pt", "rm", "dpo", "kto"])
@@ -214,7 +238,7 @@ def test_command_line(recipe: dict[str, Any]) -> None:
     line = [f"--{name}={value}" for name, value in recipe.items()]
     line += ["--odb_token_budget=4096", "--odb_join=false", "--odb_alignment=max", "--odb_timeout=5"]
     arguments = train_args(line)[3]
-    assert arguments.odb_config(budget=1) == OdbConfig(token_budget=1, join=False, alignment="max", timeout=5.0)
+    assert resolved(arguments) == OdbConfig(token_budget=4096, join=False, alignment="max", timeout=5.0)
     assert arguments.odb_token_budget == 4096
 
 
@@ -244,13 +268,13 @@ def test_help_lists_and_explains_every_field() -> None:
     from llamafactory.hparams import parser
     from transformers import HfArgumentParser
 
-    shown = " ".join(HfArgumentParser(parser._TRAIN_ARGS).format_help().split())
-    details = shown[shown.index("--odb_token_budget", shown.index("options:")) :]
+    shown = "".join(HfArgumentParser(parser._TRAIN_ARGS).format_help().split())  # lines may break in words
+    details = shown[shown.index("--odb[ODB]", shown.index("options:")) :]
     for field in dataclasses.fields(OdbFinetuningArguments):
         if field.name not in FIELDS:
             continue
-        assert f"--{field.name} " in details
+        assert f"--{field.name}" in details
         text = field.metadata["help"]
         assert text.endswith(".")
-        assert f"{text} (default: {field.default})" in details
+        assert "".join(f"{text} (default: {field.default})".split()) in details
         assert field.default is not None or "Default: " in text  # what `None` means

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from transformers import PretrainedConfig
 
 from odb_factory.core.group_shapes import Bounds, GroupShape, group_shapes
 from odb_factory.demo import DemoPaths
-from odb_factory.llamafactory.checks import token_budget
 from odb_factory.llamafactory.collator import OdbCollator, dummy_tokens
+from odb_factory.llamafactory.resolve import fixed_budget, resolve
 from odb_factory.llamafactory.shapes import SyntheticGroups, auto_budget, holds_media
 from odb_factory.runtime.observe import count_patches
 from tests.llamafactory.cli import Finished, train
@@ -39,7 +40,10 @@ def test_auto_is_a_budget_in_yaml_and_as_a_flag(recipe: dict[str, Any]) -> None:
     for given in ({**recipe, **fields}, [f"--{name}={value}" for name, value in {**recipe, **fields}.items()]):
         _, data, training, tuning, _ = train_args(given)
         assert (tuning.odb_token_budget, tuning.odb_auto_headroom, tuning.odb_memory_limit) == tuple(fields.values())
-        assert token_budget(tuning, data, training) == 8 * 1024, "stands in until the budget is found"
+        worst = fixed_budget(data, training)
+        assert worst == 8 * 1024
+        config = resolve(tuning, fixed_budget=worst, model_config=PretrainedConfig, longest=1024, trained=True)
+        assert config.token_budget == worst, "stands in until the budget is found"
 
 
 @pytest.mark.parametrize(

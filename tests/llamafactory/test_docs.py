@@ -7,6 +7,7 @@ import re
 
 import yaml
 
+from odb_factory.docs import generate
 from odb_factory.llamafactory.arguments import OdbFinetuningArguments
 from odb_factory.trainer.telemetry import figures_of
 from tests.conftest import ROOT
@@ -29,6 +30,11 @@ def test_the_table_of_fields_has_each_with_its_default() -> None:
             assert yaml.safe_load(default.strip("`")) == fields[name], name
         else:
             assert not re.fullmatch(r"`?[\d.]+`?", default), f"{name} has no number as its default"
+
+
+def test_the_table_of_fields_is_the_one_that_is_generated() -> None:
+    page = generate.PAGE.read_text(encoding="utf-8")
+    assert page == generate.with_table(page), "stale: python -m odb_factory.docs.generate"
 
 
 def test_the_table_of_figures_has_each() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from odb_factory.demo import DemoPaths
-from odb_factory.llamafactory.hooks import PREPROCESS, RUN_SFT, registry
+from odb_factory.llamafactory.seams import PREPROCESS, RUN_SFT, TRAINER, registry
 from tests.llamafactory.helpers import RECIPE, train_args
 
 
@@ -18,16 +18,17 @@ class FakeStock:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
-        self.config: Any = None
+        self.online = False
+        """Our data and our trainer stood at the seams."""
         self.dtype: Any = None
 
     def __call__(self, *arguments: Any) -> str:
         from llamafactory.data import loader
 
         self.calls.append(arguments)
-        if PREPROCESS in registry.installed:
-            run = loader._get_preprocessed_dataset.__self__  # type: ignore[attr-defined]
-            self.config, self.dtype = run.config, run.dtype
+        self.online = {PREPROCESS, TRAINER} <= set(registry.installed)
+        if self.online:
+            self.dtype = loader._get_preprocessed_dataset.__self__.dtype  # type: ignore[attr-defined]
         return "done"
 
 
@@ -90,7 +91,7 @@ def test_contradiction_is_refused_with_the_remedy(
         run({**recipe, **fields})
     assert not stock.calls  # no model, no data
     assert run({**recipe, **fields, "odb": False}) == "done"  # the field alone is fine
-    assert stock.config is None
+    assert not stock.online
 
 
 def test_an_optimizer_that_steps_in_backward_cannot_fill_an_update(recipe: dict[str, Any], stock: FakeStock) -> None:
@@ -148,16 +149,14 @@ def test_a_sound_recipe_runs_stock_code_with_our_data(recipe: dict[str, Any], st
     assert training_args.output_dir == recipe["output_dir"]
     assert tuning_args.odb
     assert callbacks == []
-    assert (stock.config.token_budget, stock.config.depth, stock.config.pad_to_multiple_of) == (1024, 64, 8)
-    assert stock.config.shuffle
+    assert stock.online
     assert stock.dtype is None
 
 
-def test_order_and_pixel_type_follow_the_recipe(recipe: dict[str, Any], stock: FakeStock) -> None:
+def test_the_pixel_type_follows_the_recipe(recipe: dict[str, Any], stock: FakeStock) -> None:
     import torch
 
-    run({**recipe, "disable_shuffling": True, "bf16": True})
-    assert not stock.config.shuffle
+    run({**recipe, "bf16": True})
     assert stock.dtype == torch.bfloat16
 
 
@@ -179,7 +178,7 @@ def test_budget_below_the_cutoff_warns(
 def test_without_odb_stock_runs_with_its_own_arguments(recipe: dict[str, Any], stock: FakeStock) -> None:
     del recipe["odb"]
     assert run({**recipe, "packing": True}) == "done"
-    assert stock.config is None
+    assert not stock.online
     assert len(stock.calls) == 1
 
 

@@ -9,7 +9,7 @@ import warnings
 from typing import Any
 
 from odb_factory.doctor.process import answer
-from odb_factory.llamafactory import hooks
+from odb_factory.llamafactory import seams as hooks
 
 
 def look() -> dict[str, Any]:

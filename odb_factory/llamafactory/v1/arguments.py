@@ -2,46 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+import dataclasses
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from llamafactory.v1.config.arg_utils import BatchingStrategy
-from llamafactory.v1.config.training_args import TrainingArguments
-
 from odb_factory.config import OdbConfig
-from odb_factory.llamafactory.fields import OdbFields, option
-from odb_factory.llamafactory.hooks import resume
+from odb_factory.llamafactory.fields import FIELDS, RecipeField, as_dataclass_fields, check_fields, extend
+from odb_factory.llamafactory.resolve import resolve
+
+if TYPE_CHECKING:
+    from llamafactory.v1.config.training_args import TrainingArguments
+else:  # importing it leads to this module: see `extend_training_arguments`
+    TrainingArguments = object
 
 STRATEGY = "odb"
 
-if TYPE_CHECKING:
-    Strategy = str
-else:  # v1's enumeration is closed: what the command line may say is a wider one of the same name
-    Strategy = StrEnum(
-        BatchingStrategy.__name__, {**{item.name: item.value for item in BatchingStrategy}, "ODB": STRATEGY}
-    )
+NOT_IN_V1 = ("odb", "odb_auto_headroom", "odb_memory_limit")
+"""Fields of recipes without v1: `batching_strategy` takes the place of the first, and no budget is found."""
 
-_HELP = {item.name: item.metadata for item in fields(TrainingArguments)}
+IN_V1: dict[str, dict[str, Any]] = {
+    "odb_token_budget": {
+        "help": "Most padded tokens in a micro-batch. The default is the worst case that the fixed-batch recipe fits.",
+        "unset": "`micro_batch_size` x `cutoff_len`",
+        "auto": False,
+    },
+    "odb_samples_per_update": {
+        "help": "An optimizer update closes when so many samples were emitted since the last one, over all ranks, "
+        "instead of after the micro-batches that `global_batch_size` asks for.",
+    },
+}
+"""What the declarations of fields say otherwise in v1."""
 
 
-@dataclass
-class OdbTrainingArguments(OdbFields, TrainingArguments):
+def _in_v1(field: RecipeField) -> RecipeField:
+    option = dataclasses.replace(field.option, **IN_V1.get(field.name, {}))
+    kind = int | None if field.option.auto and not option.auto else field.type
+    return dataclasses.replace(field, type=kind, option=option)
+
+
+V1_FIELDS = tuple(_in_v1(field) for field in FIELDS if field.name not in NOT_IN_V1)
+
+
+class _Checks(TrainingArguments):
     """v1's training arguments, and ours. Without `batching_strategy: odb` those have no effect."""
 
-    batching_strategy: Strategy = field(default=BatchingStrategy.NORMAL, metadata=_HELP["batching_strategy"])
-    odb_token_budget: int | None = option(  # type: ignore[assignment]  # `auto` is for v0
-        None,
-        "Most padded tokens in a micro-batch. Default: micro_batch_size x cutoff_len, the worst case that the "
-        "fixed-batch recipe fits.",
-    )
-    odb_samples_per_update: int | None = option(
-        None,
-        "An optimizer update closes when so many samples were emitted since the last one, over all ranks, instead of "
-        "after the micro-batches that global_batch_size asks for. Default: those micro-batches.",
-    )
+    if TYPE_CHECKING:
+        batching_strategy: Any
+        odb_token_budget: int | None
+        odb_samples_per_update: int | None
+        odb_idle: str
 
     def __post_init__(self) -> None:
+        from llamafactory.v1.config.arg_utils import BatchingStrategy
+
         if self.batching_strategy in list(BatchingStrategy) and isinstance(self.batching_strategy, StrEnum):
             self.batching_strategy = BatchingStrategy(self.batching_strategy)  # as stock v1 has it
         super().__post_init__()
@@ -55,7 +69,7 @@ class OdbTrainingArguments(OdbFields, TrainingArguments):
                 f"odb_token_budget must be a number of tokens in v1, got {self.odb_token_budget!r}; `auto` works "
                 "without USE_V1 only."
             )
-        self.check_odb_fields()
+        check_fields(V1_FIELDS, self)
         sharding = self.dist_config or {}
         problems = (
             (
@@ -99,14 +113,14 @@ class OdbTrainingArguments(OdbFields, TrainingArguments):
                 f"odb_samples_per_update {self.odb_samples_per_update} and global_batch_size {self.global_batch_size} "
                 "both say when an update closes; remove one of them."
             )
-        budget: Any = self.odb_token_budget
-        return self.odb_config(
-            budget=self.micro_batch_size * self.cutoff_len if budget is None else budget,
+        return resolve(
+            self,
+            fixed_budget=self.micro_batch_size * self.cutoff_len,
+            model_config=lambda: model.config,
+            longest=self.cutoff_len,
+            trained=_mostly_trained(model),
             seed=self.seed,
             steps_multiple=num_micro_batch,
-            attention_length=self.attention_length(
-                lambda: model.config, longest=self.cutoff_len, trained=_mostly_trained(model)
-            ),
         )
 
 
@@ -115,4 +129,21 @@ def _mostly_trained(model: Any) -> bool:
     return 2 * sum(size for size, trained in sizes if trained) > sum(size for size, _ in sizes)
 
 
-resume()
+@cache
+def extend_training_arguments(stock: type) -> type:
+    """`OdbTrainingArguments`: v1's `TrainingArguments`, and our fields."""
+    (strategy,) = (item for item in dataclasses.fields(stock) if item.name == "batching_strategy")
+    known = type(strategy.default)
+    # v1's enumeration is closed: what the command line may say is a wider one of the same name
+    wider = StrEnum(known.__name__, {**{item.name: item.value for item in known}, "ODB": STRATEGY})  # type: ignore[misc]
+    choice = (strategy.name, wider, dataclasses.field(default=strategy.default, metadata=strategy.metadata))
+    return extend(stock, _Checks, "OdbTrainingArguments", [choice, *as_dataclass_fields(V1_FIELDS)])
+
+
+def __getattr__(name: str) -> Any:
+    """`OdbTrainingArguments`, by which pickle and programs find it."""
+    if name == "OdbTrainingArguments":
+        from llamafactory.v1.config.training_args import TrainingArguments
+
+        return extend_training_arguments(TrainingArguments)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

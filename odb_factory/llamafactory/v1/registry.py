@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from odb_factory.llamafactory.hooks import SeamError, tested_with
+from odb_factory.llamafactory.seams import SeamError, tested_with
 
 METHODS = ("get_data_provider_batch_size", "compute_length", "fill_buffer", "generate_batch")
 """What `BatchGenerator` asks of a strategy."""

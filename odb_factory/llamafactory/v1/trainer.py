@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import functools
 import os
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from llamafactory.v1.core.utils.checkpoint import CHECKPOINT_COMPLETE_MARKER, resolve_resume_checkpoint_path
-from llamafactory.v1.trainers.sft_trainer import SFTTrainer
 from llamafactory.v1.utils import logging
 
 from odb_factory.llamafactory.checks import below_cutoff
-from odb_factory.llamafactory.hooks import V1_GENERATOR, V1_SYNCHRONIZE, registry, resume, untested_version
+from odb_factory.llamafactory.seams import V1_GENERATOR, V1_SYNCHRONIZE, registry, untested_version
 from odb_factory.llamafactory.v1 import LOGGER
 from odb_factory.llamafactory.v1.arguments import STRATEGY
 from odb_factory.llamafactory.v1.callback import OdbCallback
 from odb_factory.llamafactory.v1.generator import OdbBatchGenerator
 from odb_factory.trainer.checkpoints import as_output_dir
 
+if TYPE_CHECKING:
+    from llamafactory.v1.trainers.sft_trainer import SFTTrainer
+else:  # it is not imported here, since its own import leads to this module: see `extend_sft_trainer`
+    SFTTrainer = object
+
 logger = logging.get_logger(LOGGER)
 
 
-class OdbSFTTrainer(SFTTrainer):
-    """v1's `SFTTrainer`, with Online Dynamic Batching where `batching_strategy` is `odb`; else it does nothing more.
+class OdbSFTMixin(SFTTrainer):
+    """Online Dynamic Batching for v1's `SFTTrainer` where `batching_strategy` is `odb`; else it does nothing more.
 
     v1 weighs each micro-batch by its targets among those of the update over all ranks, which is the loss per target
     whatever the sizes of micro-batches, and zero for a filler; nothing of that is touched.
@@ -49,10 +53,11 @@ class OdbSFTTrainer(SFTTrainer):
         if not self._online:
             super()._create_batch_generator()
             return
-        ours = functools.partial(OdbBatchGenerator, trainer=self)
+        ours = partial(OdbBatchGenerator, trainer=self)
         with registry.replaced({V1_GENERATOR: ours}):
             super()._create_batch_generator()
-        if warning := below_cutoff(self.train_batch_generator.config, self.args.cutoff_len):
+        config = self.train_batch_generator.config
+        if warning := below_cutoff(config.token_budget, config.overlong, self.args.cutoff_len):
             logger.warning_rank0(warning)
 
     def _resume_samples(self) -> None:
@@ -82,6 +87,12 @@ class OdbSFTTrainer(SFTTrainer):
             self.train_batch_generator.close()
 
 
+@cache
+def extend_sft_trainer(stock: type) -> type:
+    """`OdbSFTTrainer`: v1's `SFTTrainer` with Online Dynamic Batching."""
+    return type("OdbSFTTrainer", (OdbSFTMixin, stock), {"__module__": __name__, "__doc__": OdbSFTMixin.__doc__})
+
+
 def _check_complete(checkpoint: str | None) -> None:
     """v1 says itself that a directory does not exist; it takes any other one, which then fails at some file or other.
 
@@ -95,6 +106,3 @@ def _check_complete(checkpoint: str | None) -> None:
         what = as_output_dir(Path(checkpoint), [marker])
         what = what or f"no complete checkpoint, for it has no {marker}; resume from another one, or start anew"
         raise ValueError(f"{checkpoint} (resume_from_checkpoint) is {what}.")
-
-
-resume()

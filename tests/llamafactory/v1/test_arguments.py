@@ -10,6 +10,8 @@ import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from odb_factory.config import OdbConfig
+from odb_factory.llamafactory.fields import FIELDS
+from odb_factory.llamafactory.v1.arguments import OdbTrainingArguments
 from odb_factory.trainer.attention import attention_length
 
 
@@ -61,6 +63,20 @@ def test_other_strategies_are_what_stock_makes_of_them(read: Any, name: str) -> 
     for field in dataclasses.fields(TrainingArguments):
         assert getattr(ours, field.name) == getattr(theirs, field.name), field.name
     assert list(BatchingStrategy) == ["normal", "padding_free", "dynamic_batching", "dynamic_padding_free"]
+
+
+def test_help_explains_every_field() -> None:
+    """Those that recipes without v1 have, but for the switch and what belongs to a budget of `auto`."""
+    from transformers import HfArgumentParser
+
+    ours = [field for field in dataclasses.fields(OdbTrainingArguments) if field.name.startswith("odb_")]
+    missing = {field.name for field in FIELDS} - {field.name for field in ours}
+    assert missing == {"odb", "odb_auto_headroom", "odb_memory_limit"}
+    shown = "".join(HfArgumentParser(OdbTrainingArguments).format_help().split())
+    for field in ours:
+        assert "".join(f"{field.metadata['help']} (default: {field.default})".split()) in shown, field.name
+        assert "gradient_accumulation_steps" not in field.metadata["help"], "which v1 does not have"
+        assert field.name == "odb_attention_length" or "auto:" not in field.metadata["help"]
 
 
 def test_an_unknown_strategy_is_refused_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

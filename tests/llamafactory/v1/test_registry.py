@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from odb_factory.llamafactory.hooks import SeamError
+from odb_factory.llamafactory.seams import SeamError
 from odb_factory.llamafactory.v1.registry import METHODS, register_strategy
 from odb_factory.llamafactory.v1.strategy import OdbBatching
 

@@ -54,14 +54,14 @@ def test_a_subclass_with_another_strategy_is_what_its_author_wrote(monkeypatch: 
     ],
 )
 def test_what_is_no_complete_checkpoint_is_refused(tmp_path: Path, name: str, sentence: str) -> None:
-    from odb_factory.llamafactory.v1.trainer import OdbSFTTrainer
+    from llamafactory.v1.trainers.sft_trainer import SFTTrainer
 
     (tmp_path / "checkpoint-4").mkdir()
     (tmp_path / "checkpoint-4" / "CHECKPOINT_COMPLETE").touch()
     (tmp_path / "checkpoint-9").mkdir()
     args = SimpleNamespace(batching_strategy="odb", resume_from_checkpoint=str(tmp_path / name))
     with pytest.raises(ValueError, match=f"^{sentence}"):
-        OdbSFTTrainer(args)
+        SFTTrainer(args)
 
 
 def test_checks_of_stock_stay() -> None:

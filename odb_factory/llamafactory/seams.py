@@ -1,4 +1,7 @@
-"""The seams in LLaMA-Factory that we touch: a registry that checks, installs, lists and restores them."""
+"""The seams: names in LLaMA-Factory that we replace, the shape that each must have, and what is replaced now.
+
+Imports nothing of ours; what is put at the seams is in `odb_factory.llamafactory.activate`.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,15 @@ import contextlib
 import importlib
 import importlib.metadata
 import inspect
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 TESTED_VERSIONS = ("0.9.5",)
 
 
 class SeamError(RuntimeError):
-    """LLaMA-Factory does not look as it did when the hooks were written."""
+    """LLaMA-Factory does not look as it did when the seams were written down."""
 
 
 def _version() -> str:
@@ -154,92 +155,3 @@ class Registry:
 
 
 registry = Registry()
-
-
-_waiting: list[ModuleType] = []
-"""Modules whose hook waits until a module of ours, which led to their import, is complete itself."""
-
-
-def after_import(module: ModuleType) -> None:
-    """Install the hook of a module that was just imported. A stock run must not suffer: a misfit only warns."""
-    try:
-        hook = _HOOKS.get(module.__name__)
-        if hook is not None:
-            hook(module)
-    except Exception as error:  # whatever an unknown layout leads to
-        warnings.warn(f"odb-factory is inactive: {error}", RuntimeWarning, stacklevel=2)
-
-
-def resume() -> None:
-    """Install the hooks that had to wait."""
-    while _waiting:
-        after_import(_waiting.pop())
-
-
-def _replace_run(_: ModuleType) -> None:
-    RUN_SFT.check()  # first: in another version our imports may fail
-
-    from odb_factory.llamafactory.run import run_sft
-
-    registry.install(RUN_SFT, run_sft)
-
-
-def _extend_arguments(module: ModuleType) -> None:
-    stock = TRAIN_ARGS.check()  # first: in another version the imports may fail
-
-    from llamafactory.hparams.finetuning_args import FinetuningArguments
-
-    from odb_factory.llamafactory import arguments
-
-    if FinetuningArguments not in stock:
-        raise SeamError(f"odb: {TRAIN_ARGS} does not hold FinetuningArguments; reinstall a tested LLaMA-Factory.")
-    ours = getattr(arguments, "OdbFinetuningArguments", None)
-    if ours is None:  # it was imported before LLaMA-Factory, and is just doing that
-        _waiting.append(module)
-    else:
-        registry.install(TRAIN_ARGS, [ours if c is FinetuningArguments else c for c in stock])
-
-
-def _extend_v1_arguments(module: ModuleType) -> None:
-    V1_ARGS.check()
-
-    from odb_factory.llamafactory.v1 import arguments
-
-    _replace_by_ours(V1_ARGS, arguments, "OdbTrainingArguments", module)
-
-
-def _register_in_v1(_: ModuleType) -> None:
-    plugin = V1_BATCHING.check()
-
-    from odb_factory.llamafactory.v1.arguments import STRATEGY
-    from odb_factory.llamafactory.v1.registry import register_strategy
-    from odb_factory.llamafactory.v1.strategy import OdbBatching
-
-    register_strategy(plugin, STRATEGY, OdbBatching)
-
-
-def _replace_v1_trainer(module: ModuleType) -> None:
-    V1_TRAINER.check()
-    V1_GENERATOR.check()
-
-    from odb_factory.llamafactory.v1 import trainer
-
-    _replace_by_ours(V1_TRAINER, trainer, "OdbSFTTrainer", module)
-
-
-def _replace_by_ours(seam: Seam, ours: ModuleType, name: str, hooked: ModuleType) -> None:
-    """Put `name` of a module of ours at a seam of the module that was imported; later, if ours is not complete yet."""
-    if hasattr(ours, name):
-        registry.install(seam, getattr(ours, name))
-    else:
-        _waiting.append(hooked)
-
-
-_HOOKS = {
-    TRAIN_ARGS.module: _extend_arguments,
-    RUN_SFT.module: _replace_run,
-    V1_ARGS.module: _extend_v1_arguments,
-    V1_BATCHING.module: _register_in_v1,
-    V1_TRAINER.module: _replace_v1_trainer,
-}
-"""What is done when a module is imported; `odb_factory_hook.pth` names the same modules."""

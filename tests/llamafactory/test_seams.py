@@ -1,10 +1,11 @@
-"""The hooks: exactly the expected seams, checked before they are touched, reversible, and invisible to others."""
+"""Seams and what is installed at them: exactly the expected ones, checked first, reversible, invisible to others."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -17,8 +18,8 @@ from typing import Any
 import pytest
 
 from odb_factory.demo import DemoPaths
-from odb_factory.llamafactory import autoload, hooks
-from odb_factory.llamafactory.hooks import (
+from odb_factory.llamafactory import activate, autoload
+from odb_factory.llamafactory.seams import (
     PREPROCESS,
     RUN_SFT,
     SEAMS,
@@ -27,6 +28,7 @@ from odb_factory.llamafactory.hooks import (
     V1_ARGS,
     V1_TRAINER,
     Registry,
+    Seam,
     SeamError,
     registry,
 )
@@ -41,10 +43,10 @@ def imported() -> Iterator[None]:
     before = registry.installed
     assert of_v0(before) == (TRAIN_ARGS, RUN_SFT)
     yield
-    assert registry.installed == before
+    assert of_v0(registry.installed) == of_v0(before)
 
 
-def of_v0(seams: tuple[hooks.Seam, ...]) -> tuple[hooks.Seam, ...]:
+def of_v0(seams: tuple[Seam, ...]) -> tuple[Seam, ...]:
     """Without those of v1, which another test of this process may have imported."""
     return tuple(seam for seam in seams if seam in SEAMS)
 
@@ -56,7 +58,7 @@ def other_version(monkeypatch: pytest.MonkeyPatch) -> str:
     return "0.9.9"
 
 
-def at(seam: hooks.Seam) -> Any:
+def at(seam: Seam) -> Any:
     return getattr(importlib.import_module(seam.module), seam.name)
 
 
@@ -67,9 +69,8 @@ def test_import_touches_two_seams() -> None:
     from llamafactory.hparams.finetuning_args import FinetuningArguments
 
     from odb_factory.llamafactory.arguments import OdbFinetuningArguments
-    from odb_factory.llamafactory.run import run_sft
 
-    assert at(RUN_SFT) is run_sft
+    assert at(RUN_SFT) is activate.run_sft
     assert registry.original(RUN_SFT).__module__ == "llamafactory.train.sft.workflow"
     stock = registry.original(TRAIN_ARGS)
     assert stock.count(FinetuningArguments) == 1
@@ -83,8 +84,8 @@ class Watch:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
-        self.installed: tuple[hooks.Seam, ...] = ()
-        self.values: dict[hooks.Seam, Any] = {}
+        self.installed: tuple[Seam, ...] = ()
+        self.values: dict[Seam, Any] = {}
 
     def __call__(self, *_: Any) -> None:
         self.installed = registry.installed
@@ -145,7 +146,7 @@ def test_restore_all_puts_the_originals_back() -> None:
         assert not set(map(id, ours.values())) & set(map(id, originals.values()))
     finally:
         for seam in ours:
-            hooks.after_import(importlib.import_module(seam.module))
+            activate.after_import(importlib.import_module(seam.module))
     assert at(RUN_SFT) is ours[RUN_SFT]
     assert at(TRAIN_ARGS) == ours[TRAIN_ARGS]
 
@@ -154,14 +155,14 @@ def test_restore_all_puts_the_originals_back() -> None:
 
 
 @pytest.mark.parametrize("seam", SEAMS, ids=str)
-def test_missing_seam_is_named(monkeypatch: pytest.MonkeyPatch, seam: hooks.Seam) -> None:
+def test_missing_seam_is_named(monkeypatch: pytest.MonkeyPatch, seam: Seam) -> None:
     monkeypatch.delattr(importlib.import_module(seam.module), seam.name)
     with pytest.raises(SeamError, match=f"the seam {seam} is missing .tested with LLaMA-Factory 0.9.5, this is 0.9.5"):
         Registry().install(seam, None)
 
 
 @pytest.mark.parametrize("seam", [s for s in SEAMS if s.parameters], ids=str)
-def test_other_shape_is_named(monkeypatch: pytest.MonkeyPatch, seam: hooks.Seam) -> None:
+def test_other_shape_is_named(monkeypatch: pytest.MonkeyPatch, seam: Seam) -> None:
     def other(*, something: int) -> None: ...
 
     monkeypatch.setattr(importlib.import_module(seam.module), seam.name, other)
@@ -172,7 +173,7 @@ def test_other_shape_is_named(monkeypatch: pytest.MonkeyPatch, seam: hooks.Seam)
 
 @pytest.mark.parametrize("seam", [PREPROCESS, TRAINER], ids=str)
 def test_run_with_odb_on_a_missing_seam(
-    monkeypatch: pytest.MonkeyPatch, demo: DemoPaths, tmp_path: Path, seam: hooks.Seam
+    monkeypatch: pytest.MonkeyPatch, demo: DemoPaths, tmp_path: Path, seam: Seam
 ) -> None:
     watch, before = Watch(), at(seam)
     with monkeypatch.context() as patch:
@@ -214,23 +215,23 @@ def test_fields_are_known_in_another_version_that_looks_alike(
     stock = registry.original(TRAIN_ARGS)
     monkeypatch.setattr(importlib.import_module(TRAIN_ARGS.module), TRAIN_ARGS.name, stock)
     fresh = Registry()
-    monkeypatch.setattr(hooks, "registry", fresh)
-    hooks.after_import(importlib.import_module(TRAIN_ARGS.module))
+    monkeypatch.setattr(activate, "registry", fresh)
+    activate.after_import(importlib.import_module(TRAIN_ARGS.module))
     assert fresh.installed == (TRAIN_ARGS,)
     assert any(c.__name__ == "OdbFinetuningArguments" for c in at(TRAIN_ARGS))
 
 
 @pytest.mark.parametrize("seam", [TRAIN_ARGS, RUN_SFT], ids=str)
-def test_import_of_another_layout_only_warns(monkeypatch: pytest.MonkeyPatch, seam: hooks.Seam) -> None:
+def test_import_of_another_layout_only_warns(monkeypatch: pytest.MonkeyPatch, seam: Seam) -> None:
     """Whatever goes wrong: stock LLaMA-Factory must start."""
 
-    def fail(self: Any, seam: hooks.Seam, replacement: Any) -> None:
+    def fail(self: Any, seam: Seam, replacement: Any) -> None:
         raise ImportError("something moved")
 
     monkeypatch.setattr(importlib.import_module(seam.module), seam.name, registry.original(seam))
     monkeypatch.setattr(Registry, "install", fail)
     with pytest.warns(RuntimeWarning, match="odb-factory is inactive: something moved"):
-        hooks.after_import(importlib.import_module(seam.module))
+        activate.after_import(importlib.import_module(seam.module))
 
 
 def test_source_tree_without_a_version_is_refused_with_odb_only(
@@ -251,7 +252,7 @@ def test_other_modules_are_left_alone() -> None:
     before = registry.installed
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        hooks.after_import(importlib.import_module("llamafactory.extras.misc"))
+        activate.after_import(importlib.import_module("llamafactory.extras.misc"))
     assert registry.installed == before
 
 
@@ -311,26 +312,45 @@ def test_disabled_leaves_stock_alone() -> None:
     )
     lines = shown.splitlines()[-2:]
     assert lines[0] == "llamafactory.hparams.finetuning_args FinetuningArguments llamafactory.train.sft.workflow"
-    assert lines[1] == "['odb_factory.llamafactory.autoload']"
+    ours = ("activate", "autoload", "seams")  # which import nothing but the standard library
+    assert lines[1] == str([f"odb_factory.llamafactory.{name}" for name in ours])
 
 
 @pytest.mark.slow
-def test_our_modules_may_be_imported_first() -> None:
-    """They import LLaMA-Factory, whose hooks need them."""
-    shown = python("""
+@pytest.mark.parametrize("first", ["arguments", "run"])
+def test_our_modules_may_be_imported_first(first: str) -> None:
+    """They import LLaMA-Factory, where the installers need them."""
+    shown = python(f"""
         import warnings
         warnings.simplefilter("error", RuntimeWarning)
+        import odb_factory.llamafactory.{first}
         from odb_factory.llamafactory.arguments import OdbFinetuningArguments
         from llamafactory.hparams import parser
-        from odb_factory.llamafactory.hooks import registry
+        from odb_factory.llamafactory.seams import registry
         print(OdbFinetuningArguments in parser._TRAIN_ARGS, *registry.installed)
     """)
     assert shown.splitlines()[-1] == "True llamafactory.hparams.parser._TRAIN_ARGS"
 
 
+@pytest.mark.slow
+def test_arguments_are_unpickled_where_nothing_is_imported() -> None:
+    """As in a process that starts with `spawn`."""
+    from llamafactory.v1.config import get_args
+
+    from odb_factory.llamafactory.arguments import OdbFinetuningArguments
+
+    sent = (OdbFinetuningArguments(odb=True, odb_depth=7), get_args({"batching_strategy": "odb", "odb_depth": 8})[2])
+    shown = python(f"""
+        import pickle
+        v0, v1 = pickle.loads({pickle.dumps(sent)!r})
+        print(type(v0).__name__, v0.odb_depth, type(v1).__name__, v1.odb_depth)
+    """)
+    assert shown.splitlines()[-1] == "OdbFinetuningArguments 7 OdbTrainingArguments 8"
+
+
 def test_the_start_up_hook_names_the_modules_that_have_one() -> None:
-    text = (Path(hooks.__file__).parent / "odb_factory_hook.pth").read_text(encoding="utf-8")
-    assert set(re.findall(r'"(llamafactory\.[\w.]+)"', text)) == set(hooks._HOOKS)
+    text = (Path(activate.__file__).parent / "odb_factory_hook.pth").read_text(encoding="utf-8")
+    assert set(re.findall(r'"(llamafactory\.[\w.]+)"', text)) == set(activate.INSTALLERS)
 
 
 @pytest.mark.slow
@@ -341,7 +361,7 @@ def test_our_modules_of_v1_may_be_imported_first(first: str) -> None:
         warnings.simplefilter("error", RuntimeWarning)
         import odb_factory.llamafactory.v1.{first}
         import llamafactory.v1.trainers.sft_trainer
-        from odb_factory.llamafactory.hooks import registry
+        from odb_factory.llamafactory.seams import registry
         print(*registry.installed)
     """)
     assert set(shown.splitlines()[-1].split()) == {str(V1_ARGS), str(V1_TRAINER)}

@@ -1,0 +1,1 @@
+"""Pages for users, and what writes the generated parts of them."""
