@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from odb_factory.config import CHOICES, OdbConfig
-from odb_factory.demo import DemoPaths
 from odb_factory.llamafactory.arguments import OdbFinetuningArguments
 from odb_factory.llamafactory.checks import recipe_attention, token_budget
+from odb_factory.tools.demo import DemoPaths
 from odb_factory.trainer.attention import attention_length
 from tests.llamafactory.helpers import RECIPE, train_args
 

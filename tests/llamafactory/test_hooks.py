@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from odb_factory.demo import DemoPaths
 from odb_factory.llamafactory import autoload, hooks
 from odb_factory.llamafactory.hooks import (
     PREPROCESS,
@@ -30,6 +29,7 @@ from odb_factory.llamafactory.hooks import (
     SeamError,
     registry,
 )
+from odb_factory.tools.demo import DemoPaths
 from tests.llamafactory.helpers import RECIPE, train_args
 
 

@@ -8,10 +8,17 @@ from pathlib import Path
 import pytest
 
 from odb_factory.cli import main
-from odb_factory.demo import make_demo
+from odb_factory.tools.demo import make_demo
 from tests.conftest import ROOT
 from tests.llamafactory.conftest import one_thread  # noqa: F401  (the same settings)
-from tests.prepare.raw import llava_row, sharegpt4o_row, ultrachat_row, write_llava, write_sharegpt4o, write_ultrachat
+from tests.tools.data.raw import (
+    llava_row,
+    sharegpt4o_row,
+    ultrachat_row,
+    write_llava,
+    write_sharegpt4o,
+    write_ultrachat,
+)
 
 ROWS = 40
 

@@ -1,0 +1,138 @@
+"""Whether LLaMA-Factory's processes get our hooks: the start-up hook, and the environment that the commands are of."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from odb_factory.llamafactory.autoload import DISABLE_VARIABLE
+from odb_factory.tools.doctor.machine import Machine, ProbeError
+from odb_factory.tools.doctor.process import MARK
+from odb_factory.tools.doctor.result import Check, fail, ok, warn
+
+HOOK_FILE = "odb_factory_hook.pth"
+
+COMMANDS = ("llamafactory-cli", "torchrun")
+"""What starts a run; LLaMA-Factory takes `torchrun` from PATH."""
+
+QUESTION = f"""
+import importlib.util, json, os, sys, sysconfig
+active = any(getattr(finder, "__name__", "") == "OdbFactoryHook" for finder in sys.meta_path)
+spec = importlib.util.find_spec("odb_factory")
+site = sys.modules.get("site")
+folders = site.getsitepackages() + [site.getusersitepackages()] * bool(site.ENABLE_USER_SITE) if site else []
+hooks = [path for path in (os.path.join(folder, {HOOK_FILE!r}) for folder in folders) if os.path.isfile(path)]
+schemes = [sysconfig.get_default_scheme()] + ["posix_user"] * bool(site and site.ENABLE_USER_SITE)
+home = os.path.dirname(os.path.dirname(spec.origin)) if spec and spec.origin else None
+off = home is not None and __import__("odb_factory.llamafactory.autoload", fromlist=["disabled"]).disabled()
+print({MARK!r} + json.dumps(
+    {{"active": active, "off": off, "home": home, "folders": folders, "hooks": hooks, "prefix": sys.prefix,
+     "scripts": [sysconfig.get_path("scripts", scheme) for scheme in schemes],
+     "no_user_site": bool(site) and not site.ENABLE_USER_SITE and sys.flags.no_user_site == 1}}
+))
+"""
+"""Asked of a fresh Python: does it have the hook, and where would it come from?"""
+
+
+def check_hook(machine: Machine) -> Iterator[Check]:
+    """A fresh Python, as LLaMA-Factory's launcher starts them, runs the hook when it starts."""
+    seen = machine.ask(QUESTION)
+    if seen["off"]:
+        value = machine.environ.get(DISABLE_VARIABLE)
+        yield fail(
+            "hook",
+            f"{DISABLE_VARIABLE}={value} switches odb-factory off: LLaMA-Factory does not know `odb:`",
+            f"unset {DISABLE_VARIABLE}",
+        )
+    elif seen["active"]:
+        yield ok("hook", f"a fresh Python has it, from {', '.join(seen['hooks']) or 'its site-packages'}")
+    else:
+        yield fail("hook", *_why_not(machine, seen))
+
+
+def _why_not(machine: Machine, seen: Mapping[str, Any]) -> tuple[str, str]:
+    """What keeps the hook from a fresh Python, and the remedy."""
+    reinstall = f"{machine.python} -m pip install --force-reinstall --no-deps odb-factory (or -e and its folder)."
+    if not seen["folders"]:
+        return (
+            f"{machine.python} starts without its site-packages (as with -S), so that no hook is read",
+            "Start Python and llamafactory-cli without -S.",
+        )
+    if seen["hooks"]:
+        return f"{seen['hooks'][0]} is there, but a fresh Python did not run it", reinstall
+    place = ", ".join(seen["folders"])
+    if seen["home"] is None:
+        more = " and PYTHONNOUSERSITE keeps the user's packages out" if seen["no_user_site"] else ""
+        return f"a fresh {machine.python} does not find odb_factory in {place}{more}", reinstall
+    return (
+        f"{HOOK_FILE} is missing in {place}: LLaMA-Factory does not know `odb:` (the package itself is found in "
+        f"{seen['home']})",
+        reinstall,
+    )
+
+
+def check_commands(machine: Machine) -> Iterator[Check]:
+    """`llamafactory-cli` and `torchrun` on PATH belong to the environment that odb-factory is installed in."""
+    for command in COMMANDS:
+        yield _check_command(machine, command)
+
+
+def _check_command(machine: Machine, command: str) -> Check:
+    beside = Path(machine.python).parent
+    path = shutil.which(command, path=machine.environ.get("PATH", ""))
+    if path is None:
+        if (beside / command).exists():
+            return warn(
+                "commands", f"{command} is not on PATH, but lies in {beside}", f"export PATH={beside}:$PATH (activate)."
+            )
+        for folder in map(Path, machine.ask(QUESTION)["scripts"]):  # where pip --user has put it
+            if (folder / command).exists():
+                found = f"{command} is not on PATH, but lies in {folder}"
+                return warn("commands", found, f"export PATH={folder}:$PATH.")
+        return fail(
+            "commands",
+            f"there is no {command} on PATH or in {beside}",
+            f"{machine.python} -m pip install llamafactory.",
+        )
+    if Path(path).parent.resolve() == beside.resolve():
+        return ok("commands", path)
+    python = interpreter(Path(path))
+    if python is None:
+        return warn(
+            "commands",
+            f"{path} lies in another folder than {machine.python}, and does not say which Python runs it",
+            f"Put {beside} first on PATH, so that the environment that was checked here runs the training.",
+        )
+    try:
+        theirs = machine.ask(QUESTION, python)
+    except ProbeError as error:
+        return fail("commands", f"{path} is run by {python}: {error}", f"Put {beside} first on PATH.")
+    if theirs["prefix"] == machine.ask(QUESTION)["prefix"]:
+        return ok("commands", path)
+    if theirs["active"]:
+        return warn(
+            "commands",
+            f"{path} belongs to another environment ({theirs['prefix']}), which has odb-factory, too",
+            f"Check that one: {python} -m odb_factory.cli doctor; or put {beside} first on PATH.",
+        )
+    return fail(
+        "commands",
+        f"{path} belongs to another environment ({theirs['prefix']}), which does not have odb-factory",
+        f"Put {beside} first on PATH, or {python} -m pip install odb-factory.",
+    )
+
+
+def interpreter(script: Path) -> str | None:
+    """The Python that a script's first lines name; None: they do not."""
+    with script.open("rb") as file:
+        head = file.read(1024).decode("utf-8", "replace")
+    if not head.startswith("#!"):
+        return None
+    # pip writes `#!/bin/sh` and an exec of the quoted path where that is long or has blanks
+    match = re.match(
+        r"#!\s*(/\S*python[\d.]*)\s*$|#!/bin/sh\n'''exec' \"?(/[^\"\n]*?python[\d.]*)\"? ", head, re.MULTILINE
+    )
+    return next(filter(None, match.groups())) if match else None

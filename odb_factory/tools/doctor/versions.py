@@ -1,0 +1,96 @@
+"""Python and the packages, against the ranges that odb-factory was tested with: its own metadata says them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Iterator
+
+from odb_factory.tools.doctor.machine import Machine
+from odb_factory.tools.doctor.result import Check, fail, ok, warn
+
+PACKAGE = "odb-factory"
+
+INDIRECT = ("accelerate", "tokenizers")
+"""Packages that matter, too, with the ranges that those which odb-factory requires state."""
+
+OPTIONAL = {"deepspeed": "only recipes with `deepspeed:` need it"}
+"""Packages without which other runs work."""
+
+REASONS = {
+    "torch": ("==2.9.*", "torch 2.9 is refused by LLaMA-Factory for Qwen3-VL, whose Conv3d it slows down"),
+    "deepspeed": ("<0.19.8", "before 0.19.8, ZeRO-2 and ZeRO-3 accumulate gradients wrongly with a current torch"),
+}
+"""Versions of which more is known than that they were not tested, and what."""
+
+
+def check_python(machine: Machine) -> Iterator[Check]:
+    """The version of Python."""
+    from packaging.specifiers import SpecifierSet
+
+    needed = SpecifierSet(importlib.metadata.metadata(PACKAGE)["Requires-Python"])
+    found = f"Python {platform.python_version()} at {sys.executable}"
+    if needed.contains(platform.python_version(), prereleases=True):
+        yield ok("python", found)
+    else:
+        yield fail("python", f"{found} is outside {needed}", f"Make an environment with Python {needed}.")
+
+
+def check_versions(machine: Machine) -> Iterator[Check]:
+    """The installed packages, a line each."""
+    try:
+        ranges = tested_ranges()
+    except importlib.metadata.PackageNotFoundError:
+        yield fail(
+            "versions",
+            f"{PACKAGE} is not installed in this Python, its files only lie on the import path",
+            f"{machine.python} -m pip install {PACKAGE} (or -e and its folder).",
+        )
+        return
+    for name, wanted in ranges.items():
+        yield _judge(name, wanted)
+
+
+def tested_ranges() -> dict[str, str]:
+    """By package: the versions that odb-factory was tested with (a PEP 440 specifier).
+
+    Raises:
+        PackageNotFoundError: odb-factory is not installed.
+    """
+    direct = _requirements(PACKAGE)
+    indirect: dict[str, list[str]] = {name: [] for name in INDIRECT}
+    for package in direct:
+        try:
+            theirs = _requirements(package)
+        except importlib.metadata.PackageNotFoundError:  # has a line of its own
+            continue
+        for name in INDIRECT:
+            if theirs.get(name):
+                indirect[name].append(theirs[name])
+    return direct | {name: ",".join(parts) for name, parts in indirect.items()}
+
+
+def _requirements(package: str) -> dict[str, str]:
+    """What a package requires without extras, on this platform: name to specifier."""
+    from packaging.requirements import Requirement
+
+    required = map(Requirement, importlib.metadata.requires(package) or [])
+    return {r.name: str(r.specifier) for r in required if r.marker is None or r.marker.evaluate({"extra": ""})}
+
+
+def _judge(name: str, wanted: str) -> Check:
+    from packaging.specifiers import SpecifierSet
+
+    bad = warn if name in OPTIONAL else fail
+    why = f" ({OPTIONAL[name]})" if name in OPTIONAL else ""
+    remedy = f'pip install "{name}{wanted}"{why}.'
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return bad("versions", f"{name} is not installed", remedy)
+    if SpecifierSet(wanted).contains(version, prereleases=True):
+        return ok("versions", f"{name} {version}" + (f" ({wanted})" if wanted else ""))
+    which, what = REASONS.get(name, ("", ""))
+    reason = f": {what}" if what and SpecifierSet(which).contains(version, prereleases=True) else ""
+    return bad("versions", f"{name} {version} is outside the tested range {wanted}{reason}", remedy)

@@ -1,0 +1,141 @@
+"""What to do: budget, depth, and whether Online Dynamic Batching is worth it for the data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from odb_factory.tools.plan.compare import Comparison
+from odb_factory.tools.plan.memory import Memory, size
+from odb_factory.tools.plan.observed import Lengths, Observed
+from odb_factory.tools.plan.prediction import Prediction
+from odb_factory.tools.plan.verdict import judge
+
+WORTH_A_SMALLER = 0.9
+"""The recipe's budget is kept if it reaches this part of the share of ideal time that the best of them has."""
+RAISE_FROM = 0.01
+"""Change of the share of ideal time from which on a larger budget is recommended for its own sake."""
+NEAR_BEST = 0.99
+"""A smaller depth is as good if it reaches this part of the best depth's share of ideal time."""
+STARVED = 1.05
+"""Gain of samples per step without the bound of bytes from which on that bound is what keeps steps small."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """A recommendation, with its reasons in sentences."""
+
+    budget: int
+    budget_reason: str
+    depth: int
+    depth_reason: str
+    prediction: Prediction
+    """ODB with both."""
+    gain: float
+    """Predicted time of Standard / that of ODB, by share of ideal time."""
+    verdict: str
+    """`worth it`, `small gain`, `not worth it` or `cannot tell`."""
+    verdict_reason: str
+
+
+def advise(
+    comparison: Comparison,
+    own: Prediction,
+    standard: Prediction,
+    sorted_: Prediction,
+    *,
+    observed: Observed,
+    lengths: Lengths,
+    memory: Memory,
+    budget_name: str,
+) -> Advice:
+    """Recommend: a budget at the deepest window that fits, a depth at that budget, and a verdict on both.
+
+    Args:
+        own: ODB at the recipe's budget and depth.
+        budget_name: what the recipe's budget is, for the reason.
+    """
+    assert own.budget is not None
+    assert own.depth is not None
+    deepest = max((depth for depth in comparison.depth_values if memory.fits(depth)), default=own.depth)
+    budget, budget_reason = _advise_budget(comparison, own.budget, deepest, memory, budget_name)
+    # a window of fewer samples could not fill the budget
+    least = min(budget / lengths.mean, observed.size / own.world_size)
+    depth, depth_reason = _advise_depth(comparison.depths(budget), own.depth, memory, least)
+    best = comparison.online(budget, depth)
+    verdict = judge(best, standard, sorted_, lengths=lengths, observed=observed)
+    return Advice(
+        budget=budget,
+        budget_reason=budget_reason,
+        depth=depth,
+        depth_reason=depth_reason,
+        prediction=best,
+        gain=best.gain_over(standard),
+        verdict=verdict.name,
+        verdict_reason=verdict.reason,
+    )
+
+
+def _advise_budget(comparison: Comparison, own: int, depth: int, memory: Memory, name: str) -> tuple[int, str]:
+    """The recipe's, unless a sample is longer, or padding and waiting cost too much of what it is for.
+
+    Where bytes keep windows short, budgets are judged without that bound: a smaller budget would not mend it.
+    """
+    longest = comparison.longest
+    if longest > own:
+        return longest, (
+            f"the longest sample takes {longest:,} padded tokens, more than {name} ({own:,}) allows: it would be "
+            "alone, and above it"
+        )
+    bounded = comparison.online(own, depth)
+    starved = bounded.short_windows > 0
+    made = {
+        budget: comparison.online(budget, depth, bounded=not starved)
+        for budget in candidates(own, longest, comparison.multiple)
+    }
+    shares = {budget: prediction.ideal_share for budget, prediction in made.items()}
+    best = max(shares.values())
+    chosen = next(budget for budget, share in shares.items() if share >= WORTH_A_SMALLER * best)
+    if chosen < own:
+        return chosen, (
+            f"{own:,} ({name}) is larger than this data fills evenly, so that its steps would pad and wait: share of "
+            f"ideal time {shares[own]:.3f}, with this budget {shares[chosen]:.3f} (at depth {depth:,})"
+        )
+    held, free = bounded.samples_per_step, made[own].samples_per_step
+    if starved and memory.bound is not None and free >= STARVED * held:
+        return own, (
+            f"{name}; not it, but odb_window_bytes ({size(memory.bound)}) keeps steps small, for windows stay short of "
+            f"{depth:,} samples: {held:.1f} samples a step, without that bound {free:.1f}; raise it"
+        )
+    twice = comparison.online(2 * own, depth).ideal_share / bounded.ideal_share - 1
+    reason = f"{name}; twice as much would change the share of ideal time by {twice:+.1%}"
+    if twice >= RAISE_FROM:
+        return own, f"{reason}: raise it if the accelerator's memory allows"
+    return own, f"{reason}, but larger steps keep an accelerator busier, which this model does not see"
+
+
+def candidates(own: int, longest: int, multiple: int) -> list[int]:
+    """The recipe's budget, its half, and so on down to the longest sample (padded tokens); largest first."""
+    budgets = [own]
+    while (half := budgets[-1] // 2 // multiple * multiple) >= max(1, longest):
+        budgets.append(half)
+    return budgets
+
+
+def _advise_depth(depths: Sequence[Prediction], own: int, memory: Memory, least: float) -> tuple[int, str]:
+    """Of predictions at one budget, smallest depth first; not fewer samples than `least` where there is a choice."""
+    fitting = [p for p in depths if p.depth is not None and memory.fits(p.depth)]
+    if not fitting:
+        return own, (
+            "the recipe's own; even the smallest depth that was tried fills the window's bytes: raise "
+            "odb_window_bytes, or use fewer pixels"
+        )
+    offered = [p for p in fitting if p.depth is not None and p.depth >= least] or fitting[-1:]
+    best = max(p.ideal_share for p in offered)
+    chosen = next(p for p in offered if p.ideal_share >= NEAR_BEST * best)
+    assert chosen.depth is not None
+    shares = ", ".join(f"{p.depth}: {p.ideal_share:.3f}" for p in depths)
+    reason = f"the smallest within 1 % of the best share of ideal time ({shares})"
+    if len(fitting) < len(depths):
+        reason += f"; above {fitting[-1].depth} the window's bytes bind"
+    return chosen.depth, reason

@@ -1,0 +1,180 @@
+"""The samples that were measured, and an epoch made of them."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from odb_factory.core.sample import Dropped, SampleMeta
+from odb_factory.tools.plan.recipe import RecipeError
+
+SHORT_OF_MEAN = 0.5
+"""A sample is short below this share of the mean length: in a mixed batch most of its row is padding."""
+
+BINS = 30
+
+
+class RunWouldFail(RecipeError):
+    """A run would fail before its first step, for want of samples, so that there is nothing to plan."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What the recipe's pipeline made of the rows that were drawn."""
+
+    size: int
+    """Rows of the training split."""
+    metas: tuple[SampleMeta, ...]
+    """The usable samples, by index."""
+    dropped: tuple[Dropped, ...]
+    """The others, by index."""
+
+    @property
+    def read(self) -> int:
+        """Rows that were drawn."""
+        return len(self.metas) + len(self.dropped)
+
+    @property
+    def complete(self) -> bool:
+        """Every row was measured."""
+        return self.read == self.size
+
+    @property
+    def error_of_mean(self) -> float | None:
+        """Two standard errors of the mean length, as a share of it: how far figures that follow it may be off.
+
+        None: one sample does not say it.
+        """
+        if self.complete:
+            return 0.0
+        if len(self.metas) < 2:
+            return None
+        lengths = [meta.length for meta in self.metas]
+        left_out = 1 - self.read / self.size
+        return 2 * statistics.stdev(lengths) * (left_out / len(lengths)) ** 0.5 / statistics.fmean(lengths)
+
+    @property
+    def bad(self) -> tuple[Dropped, ...]:
+        """Those that end a run with `odb_on_bad_sample: raise`."""
+        return tuple(d for d in self.dropped if d.bad)
+
+    def reasons(self) -> dict[str, int]:
+        """How many were dropped, by reason."""
+        return dict(sorted(Counter(d.reason for d in self.dropped).items()))
+
+
+@dataclass(frozen=True)
+class EpochSamples:
+    """An epoch: `samples[i].index == i`; those in `dropped` are never emitted."""
+
+    samples: tuple[SampleMeta, ...]
+    dropped: frozenset[int]
+    exact: bool
+    """They are the data set itself."""
+
+    @property
+    def usable(self) -> list[SampleMeta]:
+        """Those that are emitted, in the order of the data set."""
+        return [s for s in self.samples if s.index not in self.dropped]
+
+
+def make_epoch(observed: Observed, size: int, seed: int) -> EpochSamples:
+    """`size` samples like those observed: the data set itself where all of it was measured, else drawn from them.
+
+    Each observed row then comes as often as any other (once more for a random part, where `size` is no multiple), which
+    scatters less than independent draws.
+    """
+    blank = SampleMeta(index=0, length=1, loss_tokens=0)
+    rows: list[SampleMeta | None] = [*observed.metas, *([None] * len(observed.dropped))]
+    exact = observed.complete and size == observed.size
+    if exact:
+        known = {meta.index: meta for meta in observed.metas}
+        rows = [known.get(index) for index in range(size)]
+    else:
+        rng = random.Random(f"{seed}:epoch of a sample")
+        rows = rows * (size // len(rows)) + rng.sample(rows, size % len(rows))
+        rng.shuffle(rows)
+    return EpochSamples(
+        tuple(replace(meta or blank, index=index) for index, meta in enumerate(rows)),
+        frozenset(index for index, meta in enumerate(rows) if meta is None),
+        exact,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """Figures of the observed lengths (tokens, after template, truncation and visual expansion)."""
+
+    mean: float
+    sd: float
+    least: int
+    median: float
+    p90: float
+    p99: float
+    most: int
+    short: float
+    """Share below `SHORT_OF_MEAN` x mean."""
+    truncated: float
+    """Share at the cutoff."""
+    above_cutoff: float
+    """Share above the cutoff (efficient_eos and visual tokens may add some after it)."""
+    with_media: float
+    above_budget: float
+    """Share that is alone above the budget, padded."""
+    loss_share: float
+    """Mean share of a sample's tokens that is supervised."""
+    loss_share_sd: float
+
+    @property
+    def cv(self) -> float:
+        """Coefficient of variation: standard deviation / mean."""
+        return self.sd / self.mean
+
+
+def describe_lengths(metas: Sequence[SampleMeta], *, cutoff: int, overlong: Sequence[bool]) -> Lengths:
+    """The figures of at least one sample; `overlong` says of each whether it is alone above the budget."""
+    lengths = sorted(meta.length for meta in metas)
+    mean = statistics.fmean(lengths)
+    shares = [meta.loss_tokens / meta.length for meta in metas]
+
+    def share(*flags: bool) -> float:
+        return sum(flags) / len(metas)
+
+    return Lengths(
+        mean=mean,
+        sd=statistics.pstdev(lengths),
+        least=lengths[0],
+        median=statistics.median(lengths),
+        p90=quantile(lengths, 0.9),
+        p99=quantile(lengths, 0.99),
+        most=lengths[-1],
+        short=share(*(n < SHORT_OF_MEAN * mean for n in lengths)),
+        truncated=share(*(n >= cutoff for n in lengths)),
+        above_cutoff=share(*(n > cutoff for n in lengths)),
+        with_media=share(*(meta.has_media for meta in metas)),
+        above_budget=share(*overlong),
+        loss_share=statistics.fmean(shares),
+        loss_share_sd=statistics.pstdev(shares),
+    )
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value below which `share` of the sorted values lie, between the two nearest."""
+    at = share * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def histogram(lengths: Sequence[int], bins: int = BINS) -> tuple[list[int], list[int]]:
+    """Edges (at most bins + 1, from 0 up, of one width) and counts; bin i holds edges[i] <= length < edges[i + 1].
+
+    The last bin holds the longest length.
+    """
+    width = max(1, -(-(max(lengths) + 1) // bins))
+    counts = Counter(length // width for length in lengths)
+    last = max(counts)
+    return [i * width for i in range(last + 2)], [counts[i] for i in range(last + 1)]

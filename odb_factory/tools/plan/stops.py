@@ -1,0 +1,133 @@
+"""What a run of the recipe would fail at, as far as it can be told without a model: one sentence each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+from odb_factory.config import OdbConfig
+from odb_factory.core.protocol import make_budget
+from odb_factory.llamafactory.checks import check_sharded
+from odb_factory.runtime.state import Identity, StateError, unpack
+from odb_factory.tools.plan.observed import Observed, RunWouldFail
+from odb_factory.tools.plan.pipeline import Pipeline
+from odb_factory.tools.plan.recipe import Recipe
+from odb_factory.trainer.checkpoints import FIELD, checkpoints_in
+from odb_factory.trainer.checks import needs_fillers
+from odb_factory.trainer.options import AUTO
+from odb_factory.trainer.resume import find_state
+
+
+def find_stops(
+    recipe: Recipe, pipeline: Pipeline, config: OdbConfig, observed: Observed, world_size: int
+) -> tuple[str, ...]:
+    """Of the recipe's own run; those come first at which it would fail first.
+
+    Raises:
+        RunWouldFail: nothing of what was observed would be trained on.
+    """
+    _refuse_all_dropped(config, observed)
+    return (
+        *_start(recipe, config, world_size),
+        *_resumption(recipe, pipeline),
+        *_overlong(pipeline, config, observed),
+        *_bad(config, observed),
+    )
+
+
+def _start(recipe: Recipe, config: OdbConfig, world_size: int) -> Iterator[str]:
+    """What depends on the number of ranks, and on fields that are set otherwise while planning."""
+    applies, sentence = needs_fillers(config, world_size, config.steps_multiple)
+    if applies:
+        yield sentence
+    sharded = SimpleNamespace(deepspeed=recipe.given.get("deepspeed"), fsdp=recipe.given.get("fsdp"))
+    try:
+        check_sharded(recipe.finetuning_args, sharded)
+    except ValueError as error:
+        yield _plain(error)
+
+
+def _resumption(recipe: Recipe, pipeline: Pipeline) -> Iterator[str]:
+    """The checkpoint that the run would go on from: it is complete, and of a run with the same samples."""
+    output_dir = recipe.training_args.output_dir
+    resume = recipe.given.get(FIELD)
+    if resume is None and not recipe.overwrites:  # LLaMA-Factory then looks for one itself
+        resume = next(map(str, checkpoints_in(output_dir)), None)
+        if resume is None and _is_taken(output_dir):
+            yield f"output_dir {output_dir} holds a model already; set overwrite_output_dir: true, or name another one."
+    try:
+        found = find_state(resume, output_dir)
+    except (ValueError, OSError) as error:
+        yield _plain(error)
+        return
+    if found is None:
+        return
+    checkpoint, state = found
+    if recipe.training_args.ignore_data_skip:
+        yield "ignore_data_skip would train on samples twice in an epoch of a run that is resumed; remove it."
+    try:
+        unpack(state["loader"], Identity.of(pipeline.dataset, pipeline.config))
+    except StateError as error:
+        yield f"{checkpoint} ({FIELD}): {error}"
+
+
+def _is_taken(output_dir: str) -> bool:
+    """LLaMA-Factory refuses to write into that directory."""
+    from llamafactory.extras.constants import CHECKPOINT_NAMES
+
+    return any(os.path.isfile(os.path.join(output_dir, name)) for name in CHECKPOINT_NAMES)
+
+
+def _plain(error: Exception) -> str:
+    return str(error).removeprefix("odb: ")
+
+
+def _refuse_all_dropped(config: OdbConfig, observed: Observed) -> None:
+    budget = make_budget(config)
+    if config.overlong == "drop" and all(budget.overlong(meta) for meta in observed.metas):
+        costs = [budget.cost((meta,)) for meta in observed.metas]
+        raise RunWouldFail(
+            f"odb_overlong is drop, and each of the {len(costs)} samples is longer than the token budget "
+            f"{config.token_budget}, so that there is nothing to train on: raise odb_token_budget (the shortest sample "
+            f"takes {min(costs)} padded tokens, the longest {max(costs)})."
+        )
+
+
+def _overlong(pipeline: Pipeline, config: OdbConfig, observed: Observed) -> Iterator[str]:
+    if config.overlong != "error" or pipeline.budget_is == AUTO:
+        return
+    budget = make_budget(config)
+    overlong = [meta for meta in observed.metas if budget.overlong(meta)]
+    if overlong:
+        longest = max(overlong, key=lambda meta: budget.cost((meta,)))
+        needed = budget.cost((longest,))
+        yield (
+            f"{len(overlong)} of {len(observed.metas)} samples are longer than the token budget {config.token_budget} "
+            f"(sample {longest.index} takes {needed} padded tokens), and odb_overlong is error: raise odb_token_budget "
+            f"to at least {needed}, or set odb_overlong to keep or drop."
+        )
+
+
+def _bad(config: OdbConfig, observed: Observed) -> Iterator[str]:
+    if not observed.bad:
+        return
+    if config.on_bad_sample == "raise":
+        yield f"{bad_samples(observed)}; mend them, or set odb_on_bad_sample: skip."
+        return
+    expected = len(observed.bad) * observed.size / observed.read
+    if config.max_bad_samples is not None and expected > config.max_bad_samples:
+        about = "" if observed.complete else f", about {expected:,.0f} are to be expected in an epoch"
+        yield (
+            f"{bad_samples(observed)}{about}, and odb_max_bad_samples allows {config.max_bad_samples}: mend the data, "
+            "or raise that number."
+        )
+
+
+def bad_samples(observed: Observed) -> str:
+    """How many of them are bad, and which is the first; there is one."""
+    first = observed.bad[0]
+    return (
+        f"{len(observed.bad)} of {observed.read} samples are bad, the first of them sample {first.index} "
+        f"({first.reason}: {first.detail.rstrip('.')})"
+    )
