@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 OVERRIDES = "overrides"
@@ -88,7 +87,6 @@ def run(options: argparse.Namespace) -> int:
                 samples=options.samples,
                 world_size=options.world_size or ranks_of_environment(),
                 seed=options.seed,
-                on_progress=_progress(),
             )
         except RunWouldFail as error:
             reason = str(error)
@@ -101,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             print(json.dumps(failure_as_json(recipe.path, reason), indent=2))
         return WOULD_FAIL
-    print(json.dumps(as_json(plan), indent=2) if options.json else as_text(plan))
+    print(json.dumps(as_json(plan), indent=2) if options.json else as_text(plan, terminal=sys.stdout.isatty()))
     return WOULD_FAIL if plan.stops else 0
 
 
@@ -122,15 +120,3 @@ def _check_plot(path: Path) -> None:
         raise FileNotFoundError(f"--plot {path}: there is no directory {path.absolute().parent}; make it first.")
     if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
         raise PermissionError(f"--plot {path}: it cannot be written there; name another file.")
-
-
-def _progress() -> Callable[[int, int], None]:
-    """Shows on a terminal how many rows were read."""
-    if not sys.stderr.isatty():
-        return lambda done, of: None
-
-    def show(done: int, of: int) -> None:
-        if done % 50 == 0 or done == of:
-            print(f"\rreading rows: {done:,} of {of:,}" + ("\n" if done == of else ""), end="", file=sys.stderr)
-
-    return show

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from odb_factory.core.sample import Dropped, SampleMeta
 from odb_factory.tools.plan.recipe import RecipeError
 
@@ -136,37 +138,26 @@ class Lengths:
 
 def describe_lengths(metas: Sequence[SampleMeta], *, cutoff: int, overlong: Sequence[bool]) -> Lengths:
     """The figures of at least one sample; `overlong` says of each whether it is alone above the budget."""
-    lengths = sorted(meta.length for meta in metas)
-    mean = statistics.fmean(lengths)
-    shares = [meta.loss_tokens / meta.length for meta in metas]
-
-    def share(*flags: bool) -> float:
-        return sum(flags) / len(metas)
-
+    lengths = np.array([meta.length for meta in metas])
+    loss_shares = np.array([meta.loss_tokens for meta in metas]) / lengths
+    mean = float(lengths.mean())
+    median, p90, p99 = np.quantile(lengths, (0.5, 0.9, 0.99)).tolist()
     return Lengths(
         mean=mean,
-        sd=statistics.pstdev(lengths),
-        least=lengths[0],
-        median=statistics.median(lengths),
-        p90=quantile(lengths, 0.9),
-        p99=quantile(lengths, 0.99),
-        most=lengths[-1],
-        short=share(*(n < SHORT_OF_MEAN * mean for n in lengths)),
-        truncated=share(*(n >= cutoff for n in lengths)),
-        above_cutoff=share(*(n > cutoff for n in lengths)),
-        with_media=share(*(meta.has_media for meta in metas)),
-        above_budget=share(*overlong),
-        loss_share=statistics.fmean(shares),
-        loss_share_sd=statistics.pstdev(shares),
+        sd=float(lengths.std()),
+        least=int(lengths.min()),
+        median=median,
+        p90=p90,
+        p99=p99,
+        most=int(lengths.max()),
+        short=float(np.mean(lengths < SHORT_OF_MEAN * mean)),
+        truncated=float(np.mean(lengths >= cutoff)),
+        above_cutoff=float(np.mean(lengths > cutoff)),
+        with_media=float(np.mean([meta.has_media for meta in metas])),
+        above_budget=float(np.mean(overlong)),
+        loss_share=float(loss_shares.mean()),
+        loss_share_sd=float(loss_shares.std()),
     )
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` of the sorted values lie, between the two nearest."""
-    at = share * (len(ordered) - 1)
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
 def histogram(lengths: Sequence[int], bins: int = BINS) -> tuple[list[int], list[int]]:
@@ -175,6 +166,5 @@ def histogram(lengths: Sequence[int], bins: int = BINS) -> tuple[list[int], list
     The last bin holds the longest length.
     """
     width = max(1, -(-(max(lengths) + 1) // bins))
-    counts = Counter(length // width for length in lengths)
-    last = max(counts)
-    return [i * width for i in range(last + 2)], [counts[i] for i in range(last + 1)]
+    counts = np.bincount(np.asarray(lengths) // width)
+    return [i * width for i in range(len(counts) + 1)], counts.tolist()

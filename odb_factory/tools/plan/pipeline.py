@@ -6,11 +6,12 @@ import copy
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
 
 from odb_factory.config import OdbConfig
 from odb_factory.core.sample import Dropped, SampleMeta
@@ -120,10 +121,8 @@ def draw(size: int, count: int, seed: int) -> list[int]:
     return sorted(random.Random(f"{seed}:plan").sample(range(size), count))
 
 
-def observe(
-    pipeline: Pipeline, count: int | None, seed: int, on_progress: Callable[[int, int], None] = lambda done, of: None
-) -> Observed:
-    """Run `count` rows, drawn at random, through the pipeline (None: all of them).
+def observe(pipeline: Pipeline, count: int | None, seed: int) -> Observed:
+    """Run `count` rows, drawn at random, through the pipeline (None: all of them); on a terminal, with a progress bar.
 
     Raises:
         RunWouldFail: none of them is usable.
@@ -133,15 +132,16 @@ def observe(
     indices = draw(size, size if count is None else count, seed)
     metas: list[SampleMeta] = []
     dropped: list[Dropped] = []
-    with quiet():
-        for done, item in enumerate(_read(pipeline, indices), start=1):
+    # `disable=None`: no bar where stderr is not a terminal
+    bar = tqdm(_read(pipeline, indices), "reading rows", len(indices), unit=" rows", disable=None)
+    with quiet(), bar:
+        for item in bar:
             if isinstance(item, Failed):
                 raise OSError(f"{item.message}; free some memory or disk space, or plan with a smaller --samples.")
             if isinstance(item, Dropped):
                 dropped.append(item)
             else:
                 metas.append(item)
-            on_progress(done, len(indices))
     if not metas:
         first = dropped[0]
         raise RunWouldFail(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +80,6 @@ def make_plan(
     samples: int | None = DEFAULT_SAMPLES,
     world_size: int,
     seed: int | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Plan:
     """Plan a recipe.
 
@@ -96,7 +94,7 @@ def make_plan(
     """
     pipeline = open_pipeline(recipe)
     config = _config_here(pipeline, world_size, seed)
-    observed = observe(pipeline, samples, config.seed, on_progress)
+    observed = observe(pipeline, samples, config.seed)
     stops = find_stops(recipe, pipeline, config, observed, world_size)
     return _compare(recipe, pipeline, config, observed, world_size, stops)
 

@@ -1,9 +1,13 @@
-"""A plan as text of at most 100 columns."""
+"""A plan as text of at most 100 columns, with colours where a terminal shows it."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
 
 from odb_factory.tools.plan.memory import size
 from odb_factory.tools.plan.observed import SHORT_OF_MEAN, histogram
@@ -23,10 +27,17 @@ VERDICTS = {
 }
 
 
-def as_text(plan: Plan) -> str:
-    """The whole plan."""
-    parts = [_head(plan), _lengths(plan), _histogram(plan), _table(plan), _closing(plan)]
-    return "\n\n".join(parts)
+STYLES = {"Result": "bold", "Warning": "yellow", "A run would fail": "bold red"}
+"""By the word that a conclusion begins with."""
+
+
+def as_text(plan: Plan, *, terminal: bool = False) -> str:
+    """The whole plan; `terminal`: with the escape sequences for colours."""
+    console = Console(force_terminal=terminal, width=2 * WIDTH, highlight=False, markup=False)
+    with console.capture() as captured:
+        for part in (_head(plan), _lengths(plan), _histogram(plan), _table(plan), _closing(plan)):
+            console.print(part, "", sep="\n", soft_wrap=True)
+    return "\n".join(map(str.rstrip, captured.get().strip("\n").split("\n")))
 
 
 def _wrap(text: str, indent: str = "  ") -> str:
@@ -69,7 +80,7 @@ def _histogram(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _table(plan: Plan) -> str:
+def _table(plan: Plan) -> Group:
     batch = f"batch {plan.fixed.batch_size}"
     rows = [(f"Standard, {batch}", plan.standard), (f"Sorted by length, {batch}", plan.sorted)]
     if plan.packing is not None:
@@ -77,16 +88,22 @@ def _table(plan: Plan) -> str:
     seen = dict.fromkeys([*plan.budgets, *plan.depths, plan.advice.prediction])
     online = sorted(seen, key=lambda p: (p.budget or 0, p.depth or 0))
     rows += [(f"ODB, budget {p.budget:,}, depth {p.depth:,}", p) for p in online]
-    width = max(30, *(len(name) for name, _ in rows))
-    lines = [f"  {'':<{width}} {'padding':>8}{'samples/step':>13}{'steps/epoch':>12}{'ideal time':>11}{'speed':>7}"]
-    lines += [_row(name, prediction, plan, width) for name, prediction in rows]
+    table = Table(box=None, header_style="", padding=(0, 0, 0, 1))
+    table.add_column("", min_width=30)
+    for figure in (" padding", "samples/step", "steps/epoch", "ideal time", " speed"):
+        table.add_column(figure, justify="right")
+    table.add_column("")
+    for name, prediction in rows:
+        advised = prediction == plan.advice.prediction
+        marks = ["recipe"] * (prediction == plan.own) + ["advised"] * advised
+        table.add_row(f" {name}", *_figures(prediction, plan), ", ".join(marks), style="bold" if advised else "")
     note = (
         "Sorted: group_by_length. samples/step: of all ranks. ideal time: real tokens / (ranks x padded tokens of each "
         f"step's slowest rank){_attention(plan)}. speed: by that, Standard = 1; a model, not a measurement"
         + ("; -: odb_overlong drops samples there. " if any(p.overlong for p in online) else ". ")
         + _basis(plan)
     )
-    return "\n".join([*lines, _wrap("  " + note)])
+    return Group(table, _wrap("  " + note))
 
 
 def _attention(plan: Plan) -> str:
@@ -111,22 +128,18 @@ def _basis(plan: Plan) -> str:
     return f"{estimate} {left_out}." if left_out else estimate
 
 
-def _row(name: str, prediction: Prediction, plan: Plan, width: int) -> str:
-    marks = []
-    if prediction == plan.own:
-        marks.append("recipe")
-    if prediction == plan.advice.prediction:
-        marks.append("advised")
+def _figures(prediction: Prediction, plan: Plan) -> Iterator[str]:
+    yield f"{prediction.padding:.1%}"
+    yield f"{prediction.samples_per_step:.1f}"
+    yield f"{prediction.steps:,}"
+    yield f"{prediction.ideal_share:.3f}"
     gain = prediction.gain_over(plan.standard)
-    speed = "-" if prediction.overlong else f"{gain:,.2f}" if gain < 100 else f"{gain:,.0f}"
-    return (
-        f"  {name:<{width}} {prediction.padding:>8.1%}{prediction.samples_per_step:>13.1f}{prediction.steps:>12,}"
-        f"{prediction.ideal_share:>11.3f} {speed:>6} {', '.join(marks)}".rstrip()
-    )
+    yield "-" if prediction.overlong else f"{gain:,.2f}" if gain < 100 else f"{gain:,.0f}"
 
 
-def _closing(plan: Plan) -> str:
-    return "\n".join(map(_wrap, _conclusions(plan)))
+def _closing(plan: Plan) -> Text:
+    lines = (Text(_wrap(line), STYLES.get(line.partition(":")[0], "")) for line in _conclusions(plan))
+    return Text("\n").join(lines)
 
 
 def _conclusions(plan: Plan) -> Iterator[str]:

@@ -13,7 +13,7 @@ from odb_factory.config import OdbConfig
 from odb_factory.core.sample import Dropped, SampleMeta
 from odb_factory.core.simulate import simulate
 from odb_factory.tools.plan import online
-from odb_factory.tools.plan.observed import EpochSamples, Observed, describe_lengths, histogram, make_epoch, quantile
+from odb_factory.tools.plan.observed import EpochSamples, Observed, describe_lengths, histogram, make_epoch
 from odb_factory.tools.plan.online import count_updates, predict_online
 
 
@@ -132,9 +132,10 @@ class TestLengths:
         assert figures.loss_share_sd == 0
 
     def test_quantiles_lie_between_neighbours(self) -> None:
-        assert quantile([0, 10, 20], 0.5) == 10
-        assert quantile([0, 10, 20], 0.9) == 18
-        assert quantile([7], 0.9) == 7
+        for lengths, median, p90 in (([20, 1, 11], 11, 18.2), ([7], 7, 7)):
+            metas = [SampleMeta(index=i, length=n, loss_tokens=0) for i, n in enumerate(lengths)]
+            figures = describe_lengths(metas, cutoff=20, overlong=[False] * len(metas))
+            assert (figures.median, figures.p90) == (median, pytest.approx(p90))
 
     @pytest.mark.parametrize("lengths", [[5], [1, 2, 3], [0, 99, 100], list(range(1, 1000))])
     def test_a_histogram_counts_each_once(self, lengths: list[int]) -> None:
