@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,8 +48,7 @@ def check_shared_memory(machine: Machine) -> Iterator[Check]:
             f"Delete what is left there; {grow}",
         )
         return
-    state = os.statvfs(path)
-    free = state.f_bavail * state.f_frsize
+    free = shutil.disk_usage(path).free
     gpus = len(list(machine.devices.glob("nvidia[0-9]*")))
     good, reason = (GOOD_SHARED_NCCL, f"NCCL on {gpus} GPUs") if gpus > 1 else (GOOD_SHARED, "evaluation with workers")
     found = f"{size_in_words(free)} free in {path}"
@@ -117,12 +117,10 @@ def _user_room() -> tuple[str, int | None]:
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft == resource.RLIM_INFINITY or os.geteuid() == 0:  # root is not bound by it
         return "ulimit -u", None
-    used = 0
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError):
-                if entry.stat().st_uid == os.getuid():
-                    used += len(os.listdir(entry / "task"))
+    import psutil
+
+    tasks = (task.info for task in psutil.process_iter(["uids", "num_threads"]))
+    used = sum(task["num_threads"] or 0 for task in tasks if task["uids"] and task["uids"].real == os.getuid())
     return "ulimit -u", max(0, soft - used)
 
 
