@@ -6,15 +6,12 @@ import errno
 import os
 import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 import warnings
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPException
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
@@ -199,8 +196,11 @@ class Web(Place):
 
     def __init__(self, base: str, target: Path, instead: str) -> None:
         """`instead`: what to do where the server cannot be reached, a sentence."""
+        import httpx
+
         super().__init__()
         self._base, self._target, self._instead = base, target, instead
+        self._client = httpx.Client(timeout=SECONDS, follow_redirects=True)
         self._answered = False
 
     def any(self) -> bool:
@@ -210,18 +210,21 @@ class Web(Place):
         return _file(self._target / name)
 
     def locate(self, name: str) -> Path:
+        import httpx
+
         url = self._base + urllib.parse.quote(name)
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                content = _download(url)
-                self._answered = True
-                return _write(self._target / name, content)
-            except urllib.error.HTTPError as error:
-                if error.code in (403, 404, 410):
-                    raise Lacking(NOT_FOUND) from None
-                problem: Exception = error
-            except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
-                problem = error
+                answer = self._client.get(url)
+            except httpx.RequestError as error:  # also of an answer that is cut off
+                problem = str(error) or type(error).__name__
+            else:
+                if answer.is_success:
+                    self._answered = True
+                    return _write(self._target / name, answer.content)
+                if answer.status_code in (403, 404, 410):
+                    raise Lacking(NOT_FOUND)
+                problem = f"HTTP status {answer.status_code} {answer.reason_phrase}"
             if not self._answered:
                 break
             time.sleep(attempt)
@@ -265,15 +268,6 @@ def _is_image(name: str) -> bool:
 
 def _file(path: Path) -> Path | None:
     return path if path.is_file() else None
-
-
-def _download(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=SECONDS) as answer:
-        content: bytes = answer.read()
-        length = answer.headers.get("Content-Length")
-    if length is not None and int(length) != len(content):
-        raise ConnectionError(f"{len(content)} bytes of {length}")
-    return content
 
 
 def _write(path: Path, content: bytes) -> Path:

@@ -167,6 +167,15 @@ def test_a_server_that_stops_answering(hub: Server, tmp_path: Path, monkeypatch:
     assert isinstance(images.get(["000000000001.jpg"])["000000000001.jpg"], Lacking)
 
 
+def test_an_image_whose_transfer_breaks_off(hub: Server, tmp_path: Path) -> None:
+    hub.stop_after = 100
+    hub.release.set()
+    images = Web(f"{hub.url}/train2017/", tmp_path / "images", "Point --source at a local copy.")
+    with pytest.raises(OSError, match=r"could not fetch .*000000000001\.jpg .* Point --source at a local copy\."):
+        images.get(["000000000001.jpg"])
+    assert not (tmp_path / "images").exists()
+
+
 def test_terms_that_were_not_accepted(hub: Server, tmp_path: Path) -> None:
     hub.gated.add("OpenGVLab/ShareGPT-4o")
     done = data(tmp_path, hub.url, "sharegpt4o")
