@@ -84,7 +84,7 @@ def prepare(recipe: Path, overrides: Sequence[str], ranks: int | None) -> Job:
 
 
 def _check_data(recipe: Path, values: dict[str, Any]) -> None:
-    from odb_factory.tools.dataset_info import ELSEWHERE, INFO_NAME
+    from odb_factory.tools.data.output import ELSEWHERE, INFO_NAME
 
     folder = Path(str(values.get("dataset_dir", "data")))
     info = folder / INFO_NAME

@@ -12,7 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from odb_factory.tools.dataset_info import ELSEWHERE, INFO_NAME
+INFO_NAME = "dataset_info.json"
+"""Where LLaMA-Factory looks for the datasets of a folder."""
+
+ELSEWHERE = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
+"""Keys of an entry there that say that its data lie elsewhere than in a local file; LLaMA-Factory prefers them."""
 
 
 @dataclass(slots=True)

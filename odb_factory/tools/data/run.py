@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from odb_factory.tools.data.convert import IMAGE, Sample, Unusable
 from odb_factory.tools.data.images import LACKING, NOT_FOUND, Lacking
 from odb_factory.tools.data.output import Output, claim, finished, locked, register, registered
 from odb_factory.tools.data.rows import Broken
-from odb_factory.tools.data.sets import PublicSet
+from odb_factory.tools.data.sets import IMAGE, PublicSet, Sample, Unusable
 from odb_factory.tools.data.source import Source, local_copy, published
 
 VERSION = 1

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 
 from odb_factory.tools.doctor.accelerator import check_deepspeed, check_gpu
-from odb_factory.tools.doctor.hook import check_commands, check_hook
-from odb_factory.tools.doctor.limits import check_files, check_memory, check_processes, check_shared_memory
+from odb_factory.tools.doctor.environment import check_python, check_variables, check_versions
+from odb_factory.tools.doctor.hook import check_commands, check_hook, check_seams
 from odb_factory.tools.doctor.machine import Machine
 from odb_factory.tools.doctor.network import check_interface, check_launcher
 from odb_factory.tools.doctor.process import ProbeError
 from odb_factory.tools.doctor.ranks import check_gloo, check_loader
+from odb_factory.tools.doctor.resources import (
+    check_files,
+    check_memory,
+    check_processes,
+    check_shared_memory,
+    check_storage,
+)
 from odb_factory.tools.doctor.result import Check, fail
-from odb_factory.tools.doctor.seams import check_seams
-from odb_factory.tools.doctor.storage import check_storage
-from odb_factory.tools.doctor.variables import check_variables
-from odb_factory.tools.doctor.versions import check_python, check_versions
 
 CHECKS: dict[str, Callable[[Machine], Iterator[Check]]] = {
     "python": check_python,

@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_trainer() -> None:
     """A run that another trainer would take over cannot be planned."""
-    from odb_factory.tools.doctor.variables import OTHER_TRAINERS, is_on
+    from odb_factory.tools.doctor.environment import OTHER_TRAINERS, is_on
 
     for name, effect in OTHER_TRAINERS.items():
         if is_on(os.environ, name):

@@ -21,10 +21,9 @@ from odb_factory.llamafactory.hooks import PREPROCESS, registry
 from odb_factory.llamafactory.media import pixel_dtype
 from odb_factory.llamafactory.online_dataset import OnlineDataset, observe_online
 from odb_factory.runtime.observed import Failed, Held, ObservedDataset
-from odb_factory.tools.plan.data_errors import explain, places
 from odb_factory.tools.plan.observed import Observed, RunWouldFail
 from odb_factory.tools.plan.recipe import Recipe, RecipeError, quiet, translated
-from odb_factory.tools.plan.sources import check_data, check_model
+from odb_factory.tools.plan.sources import check_data, check_model, explain, places
 from odb_factory.trainer.options import AUTO, with_arguments
 
 PROBE = 16

@@ -12,13 +12,12 @@ from odb_factory.core.protocol import make_budget
 from odb_factory.runtime.memory import default_window_bytes
 from odb_factory.tools.plan.advice import Advice, advise
 from odb_factory.tools.plan.compare import Comparison, Fixed
+from odb_factory.tools.plan.findings import find_stops, make_warnings
 from odb_factory.tools.plan.memory import Memory, measure_memory
 from odb_factory.tools.plan.observed import Lengths, Observed, describe_lengths
 from odb_factory.tools.plan.pipeline import Pipeline, observe, open_pipeline
 from odb_factory.tools.plan.prediction import Prediction
 from odb_factory.tools.plan.recipe import Recipe
-from odb_factory.tools.plan.stops import find_stops
-from odb_factory.tools.plan.warnings import make_warnings
 from odb_factory.trainer.options import AUTO
 
 DEFAULT_SAMPLES = 2000

@@ -1,15 +1,17 @@
-"""Whether what a recipe names is there: told before LLaMA-Factory looks for it in its own way."""
+"""Whether what a recipe names is there and can be read; looked for before LLaMA-Factory does, and after it failed."""
 
 from __future__ import annotations
 
 import difflib
 import json
 import os
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+from odb_factory.tools.data.output import ELSEWHERE, INFO_NAME
 from odb_factory.tools.data.sets import SETS
-from odb_factory.tools.dataset_info import ELSEWHERE, INFO_NAME
 from odb_factory.tools.plan.recipe import Recipe, RecipeError, shorten
 
 SOURCES = {"file_name", *ELSEWHERE}
@@ -114,3 +116,148 @@ def _prepared(names: Sequence[str]) -> str:
     """How to get the data of our own recipes."""
     commands = [command for command, public in SETS.items() if public.name in names]
     return f" (get the data with: odb-factory data {commands[0]})" if commands else ""
+
+
+def explain(recipe: Recipe, error: BaseException) -> None:
+    """Raise RecipeError where it can be told which field or file is at fault; else return."""
+    frames = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
+    val_size = recipe.data_args.val_size
+    if "train_test_split" in frames:
+        raise RecipeError(
+            f"{recipe.path}: val_size {val_size} leaves nothing to train on, or asks for more rows than there are "
+            f"({shorten(error)}); lower it."
+        ) from error
+    key = error.args[0] if isinstance(error, KeyError) and error.args else None
+    for name, file in _local_files(recipe):
+        try:
+            fault = fault_of(file)
+        except OSError as unreadable:
+            raise RecipeError(f"{file} of dataset {name} cannot be read ({unreadable}).") from error
+        if fault is not None:
+            raise RecipeError(f"{file} of dataset {name} cannot be used: {fault}; mend the file.") from error
+        columns = columns_of(file) if isinstance(key, str) else None
+        if columns is not None and key not in columns and key in wanted_columns(recipe, name):
+            raise RecipeError(
+                f"the rows of {file} have no column {key} (they have {', '.join(columns)}); correct columns or "
+                f"formatting of dataset {name} in {os.path.join(recipe.data_args.dataset_dir, INFO_NAME)}."
+            ) from error
+        if key is not None and key in _message_keys(recipe, name):
+            raise RecipeError(
+                f"a message in {file} has no {key}; mend the file, or correct tags of dataset {name} in "
+                f"{os.path.join(recipe.data_args.dataset_dir, INFO_NAME)}."
+            ) from error
+
+
+def places(recipe: Recipe) -> str:
+    """The recipe's data sets that lie in files or folders of this machine, and where; empty: there are none."""
+    directory = recipe.data_args.dataset_dir
+    found = [(name, entry["file_name"]) for name, entry in entries(recipe).items() if "file_name" in entry]
+    return ", ".join(f"{name} ({os.path.join(directory, file)})" for name, file in found)
+
+
+def entries(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """What dataset_info.json says of the recipe's data sets; empty where it is none on this machine."""
+    directory = recipe.data_args.dataset_dir
+    try:
+        info = json.loads(Path(directory, INFO_NAME).read_text(encoding="utf-8"))
+        return {name: info[name] for name in recipe.data_args.dataset if isinstance(info[name], dict)}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+
+
+def _local_files(recipe: Recipe) -> Iterator[tuple[str, Path]]:
+    """(data set, file) of those that lie in files."""
+    for name, entry in entries(recipe).items():
+        if set(ELSEWHERE) & entry.keys():
+            continue
+        path = Path(recipe.data_args.dataset_dir, entry["file_name"])
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        yield from ((name, file) for file in files if file.is_file())
+
+
+def _attributes(recipe: Recipe, name: str) -> Any:
+    from llamafactory.data.parser import get_dataset_list
+
+    (attributes,) = get_dataset_list([name], recipe.data_args.dataset_dir)
+    return attributes
+
+
+def _message_keys(recipe: Recipe, name: str) -> set[str]:
+    """What LLaMA-Factory reads of each message."""
+    attributes = _attributes(recipe, name)
+    return {attributes.role_tag, attributes.content_tag} if attributes.formatting == "sharegpt" else set()
+
+
+def wanted_columns(recipe: Recipe, name: str) -> set[str]:
+    """Columns that LLaMA-Factory reads of a data set of this machine."""
+    attributes = _attributes(recipe, name)
+    fields = ("prompt", "query", "response", "history", "messages", "system", "tools", "images", "videos", "audios")
+    return {column for field in fields if (column := getattr(attributes, field))}
+
+
+def fault_of(file: Path) -> str | None:
+    """What is wrong with a data file, and where; None: nothing that could be found. Raises OSError."""
+    if file.stat().st_size == 0:
+        return "it is empty"
+    if file.suffix == ".parquet":
+        return _parquet_fault(file)
+    if file.suffix not in (".json", ".jsonl"):
+        return None
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        return f"it is not UTF-8 (byte {error.start})"
+    try:
+        rows = _rows(text)
+    except json.JSONDecodeError as error:
+        return f"it is no JSON at line {error.lineno}, column {error.colno} ({error.msg})"
+    except RecursionError:
+        return "its JSON is nested too deep"
+    if not isinstance(rows, list):
+        return "it holds no list of rows"
+    if not rows:
+        return "it holds no rows"
+    odd = next((number for number, row in enumerate(rows, start=1) if not isinstance(row, dict)), None)
+    return None if odd is None else f"row {odd} is no mapping of columns to values"
+
+
+def _rows(text: str) -> Any:
+    """The rows of a JSON file, or of one with a JSON value on each line; json.JSONDecodeError names the file's line."""
+    try:
+        found = json.loads(text)
+        return [found] if isinstance(found, dict) else found
+    except json.JSONDecodeError:
+        if text.lstrip()[:1] == "[":
+            raise
+    rows = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                error.lineno = number
+                raise
+    return rows
+
+
+def _parquet_fault(file: Path) -> str | None:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(file) as opened:
+            return None if opened.metadata.num_rows else "it holds no rows"
+    except (pyarrow.ArrowException, OSError) as error:
+        return shorten(error)
+
+
+def columns_of(file: Path) -> list[str] | None:
+    """Names of the first row's columns; None where this does not read them."""
+    if file.suffix in (".json", ".jsonl"):
+        rows = _rows(file.read_text(encoding="utf-8"))
+        return list(rows[0])
+    if file.suffix == ".parquet":
+        from pyarrow import parquet
+
+        return list(parquet.read_schema(file).names)
+    return None

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from odb_factory.tools.doctor import limits, network, versions
+from odb_factory.tools.doctor import environment, network, resources
 from odb_factory.tools.doctor.accelerator import _judge as judge_gpu
 from odb_factory.tools.doctor.accelerator import _too_many_ranks, _without
 from odb_factory.tools.doctor.hook import HOOK_FILE, interpreter
 from odb_factory.tools.doctor.machine import Machine
 from odb_factory.tools.doctor.network import addresses, is_own_address
+from odb_factory.tools.doctor.resources import LONGEST_TEMPORARY
 from odb_factory.tools.doctor.result import Status
-from odb_factory.tools.doctor.storage import LONGEST_TEMPORARY
 from tests.llamafactory.cli import free_port
 from tests.tools.doctor.helpers import ROOT, clean, executable, looked, make_environment, only_failure, site_packages
 
@@ -251,7 +251,7 @@ def test_several_gpus_want_more_shared_memory(tmp_path: Path) -> None:
     for index in range(2):
         (tmp_path / f"nvidia{index}").touch()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "GOOD_SHARED_NCCL", 2**60)
+        patch.setattr(resources, "GOOD_SHARED_NCCL", 2**60)
         bad = only_failure(looked("shared_memory", devices=tmp_path), Status.WARN)
     assert "NCCL on 2 GPUs may need" in bad.found
 
@@ -259,9 +259,9 @@ def test_several_gpus_want_more_shared_memory(tmp_path: Path) -> None:
 def test_a_small_file_in_the_shared_memory_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = os.statvfs("/dev/shm")
     free = state.f_bavail * state.f_frsize
-    monkeypatch.setattr(limits, "GOOD_SHARED", int(free * 1.02))
+    monkeypatch.setattr(resources, "GOOD_SHARED", int(free * 1.02))
     assert looked("shared_memory", devices=tmp_path)[0].status is Status.OK
-    monkeypatch.setattr(limits, "GOOD_SHARED", 2 * free)
+    monkeypatch.setattr(resources, "GOOD_SHARED", 2 * free)
     bad = only_failure(looked("shared_memory", devices=tmp_path), Status.WARN)
     assert "evaluation with workers may need" in bad.found
 
@@ -270,7 +270,7 @@ def test_a_small_file_in_the_shared_memory_does_not_matter(tmp_path: Path, monke
     ("free", "status"), [(None, Status.WARN), (2**29, Status.FAIL), (2 * 2**30, Status.WARN), (2**35, Status.OK)]
 )
 def test_memory(monkeypatch: pytest.MonkeyPatch, free: int | None, status: Status) -> None:
-    monkeypatch.setattr(limits, "available_memory", lambda: free)
+    monkeypatch.setattr(resources, "available_memory", lambda: free)
     [check] = looked("memory")
     assert check.status is status
 
@@ -411,7 +411,7 @@ def test_an_older_deepspeed(version: str, wrong: bool, monkeypatch: pytest.Monke
     lines = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     [wanted] = [str(r.specifier) for r in map(Requirement, lines) if r.name == "deepspeed"]
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
-    check = versions._judge("deepspeed", wanted)
+    check = environment._judge("deepspeed", wanted)
     assert check.status is Status.WARN
     assert check.found.startswith(f"deepspeed {version} is outside the tested range {wanted}")
     assert ("ZeRO-2 and ZeRO-3 accumulate gradients wrongly" in check.found) == wrong
@@ -421,7 +421,7 @@ def test_an_older_deepspeed(version: str, wrong: bool, monkeypatch: pytest.Monke
 def test_ranges_come_from_the_metadata() -> None:
     import importlib.metadata
 
-    ranges = versions.tested_ranges()
+    ranges = environment.tested_ranges()
     ours = {r.split(";")[0] for r in importlib.metadata.requires("odb-factory") or [] if "extra ==" not in r}
     assert {f"{name}{wanted}" for name, wanted in ranges.items() if name not in ("accelerate", "tokenizers")} == ours
     assert ranges["accelerate"]

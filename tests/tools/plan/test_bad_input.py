@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from odb_factory.cli import main
-from odb_factory.tools.plan.data_errors import fault_of
+from odb_factory.tools.plan.sources import fault_of
 from tests.tools.plan.helpers import Write, data_set, plan_json, refusal
 
 

@@ -1,4 +1,4 @@
-"""What a run of the recipe would fail at, as far as it can be told without a model: one sentence each."""
+"""What a run of the recipe would fail at, leave out or do otherwise than expected; told without a model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from odb_factory.config import OdbConfig
 from odb_factory.core.protocol import make_budget
 from odb_factory.llamafactory.checks import check_sharded
 from odb_factory.runtime.state import Identity, StateError, unpack
-from odb_factory.tools.plan.observed import Observed, RunWouldFail
+from odb_factory.tools.plan.advice import Advice
+from odb_factory.tools.plan.observed import Lengths, Observed, RunWouldFail
 from odb_factory.tools.plan.pipeline import Pipeline
+from odb_factory.tools.plan.prediction import Prediction
 from odb_factory.tools.plan.recipe import Recipe
 from odb_factory.trainer.checkpoints import FIELD, checkpoints_in
 from odb_factory.trainer.checks import needs_fillers
@@ -31,7 +33,7 @@ def find_stops(
     return (
         *_start(recipe, config, world_size),
         *_resumption(recipe, pipeline),
-        *_overlong(pipeline, config, observed),
+        *_stopped_by_overlong(pipeline, config, observed),
         *_bad(config, observed),
     )
 
@@ -94,7 +96,7 @@ def _refuse_all_dropped(config: OdbConfig, observed: Observed) -> None:
         )
 
 
-def _overlong(pipeline: Pipeline, config: OdbConfig, observed: Observed) -> Iterator[str]:
+def _stopped_by_overlong(pipeline: Pipeline, config: OdbConfig, observed: Observed) -> Iterator[str]:
     if config.overlong != "error" or pipeline.budget_is == AUTO:
         return
     budget = make_budget(config)
@@ -131,3 +133,56 @@ def bad_samples(observed: Observed) -> str:
         f"{len(observed.bad)} of {observed.read} samples are bad, the first of them sample {first.index} "
         f"({first.reason}: {first.detail.rstrip('.')})"
     )
+
+
+def make_warnings(
+    config: OdbConfig, observed: Observed, lengths: Lengths, own: Prediction, advice: Advice
+) -> list[str]:
+    """Of the recipe's own run (`own`)."""
+    found = []
+    if observed.bad and config.on_bad_sample == "skip":
+        found.append(f"{bad_samples(observed)}; a run skips and names them.")
+    invalid = len(observed.dropped) - len(observed.bad)
+    if invalid:
+        found.append(
+            f"{invalid} of {observed.read} rows are invalid conversations; they are dropped, as in stock LLaMA-Factory."
+        )
+    found += _trained_or_dropped_overlong(config, observed, own)
+    if not config.join:
+        usable = round(len(observed.metas) / observed.read * observed.size)
+        found.append(
+            f"odb_join is false (odb_quota {config.quota:g}): an epoch of ODB emits {own.samples:,} of {usable:,} "
+            "samples, so its steps per epoch do not compare with Standard's; speeds are per token."
+        )
+    taken = config.token_budget / lengths.mean
+    if taken >= config.depth and advice.budget >= config.token_budget:
+        found.append(
+            f"The budget would take about {taken:,.0f} samples of the mean length, and the window holds "
+            f"{config.depth}: raise odb_depth, or micro-batches stay below the budget."
+        )
+    if own.short_windows:
+        found.append(
+            f"window_bytes keeps windows short of odb_depth {config.depth}: raise odb_window_bytes, or lower odb_depth."
+        )
+    return found
+
+
+def _trained_or_dropped_overlong(config: OdbConfig, observed: Observed, own: Prediction) -> list[str]:
+    """Of samples above the budget that do not end a run."""
+    budget = make_budget(config)
+    costs = [budget.cost((meta,)) for meta in observed.metas if budget.overlong(meta)]
+    if not costs or config.overlong == "error":
+        return []
+    share = len(costs) / len(observed.metas)
+    those = (
+        f"{len(costs):,} of the {len(observed.metas):,} samples that were read ({share:.1%}) are longer than the token "
+        f"budget {config.token_budget:,}"
+    )
+    remedy = f"raise odb_token_budget to {max(costs)}, the padded tokens of the longest one, or lower cutoff_len"
+    if config.overlong == "drop":
+        kept, all_ = own.samples, own.samples + own.overlong
+        return [
+            f"{those}: they are dropped, and ODB trains on {kept:,} of {all_:,}, so its speed is not compared with "
+            f"Standard's; to keep them, {remedy}."
+        ]
+    return [f"{those}: each is trained on alone, in a micro-batch that takes more memory than the budget; {remedy}."]

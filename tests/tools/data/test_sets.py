@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from odb_factory.tools.data.convert import Unusable, llava, sharegpt4o, ultrachat
+from odb_factory.tools.data.sets import Unusable, llava, sharegpt4o, ultrachat
 from tests.tools.data.raw import llava_row, sharegpt4o_row, ultrachat_row
 
 
