@@ -1,1 +1,1 @@
-"""What surrounds a training: plan it, check the machine, get data, make a demo; the `odb-factory` command's parts."""
+"""The tools behind the `odb-factory` command: plan a run, check the machine, fetch data, make a demo."""

@@ -1,4 +1,4 @@
-"""A tiny model, and the three data sets as `odb-factory data` makes them of small raw files."""
+"""A tiny model, and the three datasets as `odb-factory data` makes them of small raw files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the three data sets, each with a broken row in its raw file."""
+    """A folder with the three datasets, each with a broken row in its raw file."""
     raw = tmp_path_factory.mktemp("raw")
     texts = [ultrachat_row(n, turns=1 + n % 4) for n in range(ROWS)]
     texts[7]["messages"].pop()

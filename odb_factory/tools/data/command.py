@@ -1,4 +1,4 @@
-"""`odb-factory data`: a public data set, fetched, converted and checked for LLaMA-Factory."""
+"""`odb-factory data`: a public dataset, fetched, converted and checked for LLaMA-Factory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from odb_factory.tools.data.sets import SETS
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.description = (
-        "Fetches the data set, converts it, checks every image and writes it beside dataset_info.json. Run again after "
+        "Fetches the dataset, converts it, checks every image and writes it beside dataset_info.json. Run again after "
         "an interruption, and it continues. Rows that cannot be used are counted by reason and named in "
         "<name>_dropped.jsonl."
     )
-    parser.add_argument("set", choices=tuple(SETS), help="which data set")
+    parser.add_argument("set", choices=tuple(SETS), help="which dataset")
     parser.add_argument("--limit", type=int, help="only the first LIMIT rows (default: all)")
     parser.add_argument("--dir", type=Path, default=Path("data"), help="where to put it (default: data)")
     parser.add_argument("--source", type=Path, help="a local copy, a folder as downloaded or its file of rows")
@@ -47,7 +47,7 @@ def summary(known: Any, report: dict[str, Any], folder: Path) -> list[str]:
         lines.append(f"  each is named in {folder / known.name}_dropped.jsonl")
     if known.has_images:
         lines.append(f"images:   {report['images']:,} files for {report['placeholders']:,} placeholders, all readable")
-    lines.append(f"data set: {known.name} in {folder / 'dataset_info.json'}")
+    lines.append(f"dataset:  {known.name} in {folder / 'dataset_info.json'}")
     elsewhere = "" if folder == Path("data") else f" dataset_dir={shlex.quote(str(folder))}"
     recipe = f"yaml_recipes/{known.recipes}/qwen3vl_2b_full.yaml"
     lines.append(f"next:     FORCE_TORCHRUN=1 llamafactory-cli train {recipe}{elsewhere}")

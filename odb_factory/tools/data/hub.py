@@ -1,4 +1,4 @@
-"""Files of data sets on the Hugging Face Hub. Its client does the asking; a file that was cut off goes on where it was.
+"""Files of datasets on the Hugging Face Hub. Its client does the asking; a file that was cut off goes on where it was.
 
 The client itself starts a file anew in every process (1.x), which for some gigabytes is no way to resume.
 """
@@ -16,11 +16,11 @@ TERMS = (
     "its owners ask you to accept their terms on its page of the Hugging Face Hub and to log in (`hf auth login`, or "
     "HF_TOKEN); do that and run again"
 )
-GONE = "it is not there any more, or asks for a login (`hf auth login`, or HF_TOKEN)"
+GONE = "it no longer exists, or needs a login (`hf auth login`, or HF_TOKEN)"
 
 
 def hub_file(repository: str, name: str, revision: str | None, target: Path, instead: str) -> Path:
-    """A file of a data set: from `target` or the Hub's own cache if it is there, else fetched into `target`.
+    """A file of a dataset: from `target` or the Hub's own cache if it is there, else fetched into `target`.
 
     Args:
         instead: what to do without the Hub, a sentence.
@@ -77,7 +77,7 @@ def _fetch(url: str, metadata: Any, path: Path) -> Path:
         )
     if len(metadata.etag or "") == 64 and _sha256(part) != metadata.etag:
         part.unlink()
-        raise OSError(f"{path.name} was damaged on its way; run again.")
+        raise OSError(f"{path.name} was damaged in transfer; run again.")
     part.replace(path)
     return path
 

@@ -1,4 +1,4 @@
-"""The images of a data set: found in a folder, taken out of an archive or fetched one by one; each decoded once."""
+"""The images of a dataset: found in a folder, taken out of an archive or fetched one by one; each decoded once."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ ENTRIES = 10_000
 NOT_FOUND = "image not found"
 UNDECODABLE = "image that cannot be decoded"
 DAMAGED = "image that is damaged in the archive"
-LACKING = {NOT_FOUND, UNDECODABLE, DAMAGED}
-"""Why an image cannot be had: all reasons of `Lacking`."""
+MISSING_REASONS = {NOT_FOUND, UNDECODABLE, DAMAGED}
+"""Why an image cannot be had: all reasons of `MissingImage`."""
 
 
-class Lacking(Exception):
+class MissingImage(Exception):
     """An image that cannot be had; the text is the reason, the same for every image of its kind."""
 
 
 class Images(ABC):
-    """Images by the names that the data set gives them."""
+    """Images by the names that the dataset gives them."""
 
     @abstractmethod
-    def get(self, names: Iterable[str]) -> dict[str, Path | Lacking]:
+    def get(self, names: Iterable[str]) -> dict[str, Path | MissingImage]:
         """A readable file for each name, or why there is none.
 
         Raises:
@@ -65,7 +65,7 @@ class Place(Images):
     """One place where images are; each is looked for and decoded once."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Path | Lacking] = {}
+        self._known: dict[str, Path | MissingImage] = {}
         self._decoders = threading.Semaphore(DECODERS)
 
     @abstractmethod
@@ -73,7 +73,7 @@ class Place(Images):
         """The file of an image, made if need be; runs in several threads.
 
         Raises:
-            Lacking: there is no such image.
+            MissingImage: there is no such image.
             OSError: nothing can be said, since a server or a disk does not answer.
         """
 
@@ -81,7 +81,7 @@ class Place(Images):
         """The file that an earlier run has made, if there is one."""
         return None
 
-    def get(self, names: Iterable[str]) -> dict[str, Path | Lacking]:
+    def get(self, names: Iterable[str]) -> dict[str, Path | MissingImage]:
         wanted = set(names)
         new = sorted(wanted - self._known.keys())
         if new:
@@ -94,7 +94,7 @@ class Place(Images):
                 pool.shutdown(cancel_futures=True)
         return {name: self._known[name] for name in wanted}
 
-    def _checked(self, name: str) -> Path | Lacking:
+    def _checked(self, name: str) -> Path | MissingImage:
         try:
             kept = self.kept(name)
             if kept is not None and self._decodes(kept):
@@ -102,11 +102,11 @@ class Place(Images):
             path = self.locate(name)  # also instead of a kept one that is cut off, as a power failure leaves it
             with self._decoders:
                 _decode(path)
-        except Lacking as reason:
+        except MissingImage as reason:
             return reason
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:
-                return Lacking(NOT_FOUND)
+                return MissingImage(NOT_FOUND)
             raise
         return path
 
@@ -114,7 +114,7 @@ class Place(Images):
         try:
             with self._decoders:
                 _decode(path)
-        except Lacking:
+        except MissingImage:
             return False
         return True
 
@@ -130,7 +130,7 @@ def _decode(path: Path) -> None:
     except Exception as error:  # Pillow's decoders raise whatever the bytes lead them to
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the disk, not the image
-        raise Lacking(UNDECODABLE) from None
+        raise MissingImage(UNDECODABLE) from None
 
 
 class Folders(Place):
@@ -145,7 +145,7 @@ class Folders(Place):
             path = folder / name
             if path.is_file():
                 return path
-        raise Lacking(NOT_FOUND)
+        raise MissingImage(NOT_FOUND)
 
     def any(self) -> bool:
         for folder in self._folders:
@@ -164,7 +164,7 @@ class Archive(Place):
         try:
             self._zip = zipfile.ZipFile(archive)
         except zipfile.BadZipFile:
-            raise ValueError(f"{archive} is not a whole zip file; fetch it again, or move it away.") from None
+            raise ValueError(f"{archive} is not a whole zip file; download it again, or move it away.") from None
         self._target = target
         self._members: dict[str, zipfile.ZipInfo] = {}
         for member in self._zip.infolist():
@@ -181,13 +181,13 @@ class Archive(Place):
     def locate(self, name: str) -> Path:
         member = self._members.get(name)
         if member is None or member.is_dir():
-            raise Lacking(NOT_FOUND)
+            raise MissingImage(NOT_FOUND)
         try:
             content = self._zip.read(member)
         except Exception as error:  # the decompressors raise whatever the bytes lead them to
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # the disk, not the archive
-            raise Lacking(DAMAGED) from None
+            raise MissingImage(DAMAGED) from None
         return _write(self._target / name, content)
 
 
@@ -223,7 +223,7 @@ class Web(Place):
                     self._answered = True
                     return _write(self._target / name, answer.content)
                 if answer.status_code in (403, 404, 410):
-                    raise Lacking(NOT_FOUND)
+                    raise MissingImage(NOT_FOUND)
                 problem = f"HTTP status {answer.status_code} {answer.reason_phrase}"
             if not self._answered:
                 break
@@ -238,15 +238,15 @@ class Several(Images):
         self._closed = list(places)
         self._opened: list[Images] = []
 
-    def get(self, names: Iterable[str]) -> dict[str, Path | Lacking]:
-        found: dict[str, Path | Lacking] = {}
+    def get(self, names: Iterable[str]) -> dict[str, Path | MissingImage]:
+        found: dict[str, Path | MissingImage] = {}
         wanted = set(names)
         for place in self._places():
             for name, image in place.get(wanted).items():
                 before = found.get(name)
                 if before is None or isinstance(image, Path) or str(before) == NOT_FOUND:  # others say more
                     found[name] = image
-            wanted = {name for name in wanted if isinstance(found[name], Lacking)}
+            wanted = {name for name in wanted if isinstance(found[name], MissingImage)}
             if not wanted:
                 break
         return found

@@ -131,7 +131,7 @@ def claim(folder: Path, name: str, sources: Iterable[Path]) -> None:
         return
     if written:
         raise ValueError(
-            f"{written[0]} is there already, and no {name}_report.json says that this command made it; move it away, "
+            f"{written[0]} already exists, and no {name}_report.json says that this command made it; move it away, "
             "or give another --dir."
         )
 
@@ -180,7 +180,7 @@ def registered(folder: Path, name: str) -> dict[str, Any]:
     """All entries of `dataset_info.json` of a folder; {} if it is not there.
 
     Raises:
-        ValueError: it cannot be read, or has another data set under this name.
+        ValueError: it cannot be read, or has another dataset under this name.
     """
     path = folder / INFO_NAME
     try:

@@ -84,8 +84,8 @@ def _json_list(path: Path, skip: int) -> Iterator[Any]:
             if buffer.startswith("]", at):
                 if buffer[at + 1 :].strip() or any(map(str.strip, iter(partial(file.read, BLOCK), ""))):
                     raise ValueError(
-                        f"{path} goes on after the end of its list (row {count}), as if several files had been joined; "
-                        "make one list of them, or fetch it again."
+                        f"{path} continues after the end of its list (row {count}), as if several files had been "
+                        "joined; make one list of them, or download it again."
                     )
                 return
             if buffer.startswith(",", at):
@@ -95,7 +95,7 @@ def _json_list(path: Path, skip: int) -> Iterator[Any]:
             except ValueError:
                 end = len(buffer)
             except RecursionError:
-                raise ValueError(f"{path} is nested too deeply after row {count}; fetch it again.") from None
+                raise ValueError(f"{path} is nested too deeply after row {count}; download it again.") from None
             if end < len(buffer):
                 at, count = end, count + 1
                 if count > skip:
@@ -104,7 +104,7 @@ def _json_list(path: Path, skip: int) -> Iterator[Any]:
             more = file.read(BLOCK)
             if not more or len(buffer) - at > LONGEST_ITEM:
                 raise ValueError(
-                    f"{path} is not valid JSON after row {count}; it is cut off or damaged: fetch it again."
+                    f"{path} is not valid JSON after row {count}; it is truncated or damaged: download it again."
                 )
             buffer, at = buffer[at:] + more, 0
 
@@ -122,7 +122,7 @@ def _parquet(path: Path, columns: Sequence[str], skip: int, optional: Sequence[s
         missing = [name for name in columns if name not in file.schema_arrow.names]
         if missing:
             have = ", ".join(file.schema_arrow.names)
-            raise ValueError(f"{path} has no column {missing[0]} (it has {have}); it is not the expected data set.")
+            raise ValueError(f"{path} has no column {missing[0]} (it has {have}); it is not the expected dataset.")
         read = dict.fromkeys([*(name for name in optional if name in file.schema_arrow.names), *columns])
         for batch in file.iter_batches(PARQUET_ROWS, columns=list(read)):
             if skip >= len(batch):
@@ -143,7 +143,7 @@ def _readable(path: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the disk, not the file
         said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise ValueError(f"{path} is not a readable Parquet file ({said}); fetch it again.") from None
+        raise ValueError(f"{path} is not a readable Parquet file ({said}); download it again.") from None
 
 
 def count_parquet(path: Path) -> int:

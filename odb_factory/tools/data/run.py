@@ -1,4 +1,4 @@
-"""Prepare a data set: read, convert, check, write; continue what was interrupted; account for every row."""
+"""Prepare a dataset: read, convert, check, write; continue what was interrupted; account for every row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from odb_factory.tools.data.images import LACKING, NOT_FOUND, Lacking
+from odb_factory.tools.data.images import MISSING_REASONS, NOT_FOUND, MissingImage
 from odb_factory.tools.data.output import Output, claim, finished, locked, register, registered
 from odb_factory.tools.data.rows import Broken
 from odb_factory.tools.data.sets import IMAGE, PublicSet, Sample, Unusable
@@ -66,7 +66,7 @@ def _sentence(error: OSError, folder: Path) -> str:
     again = "run the same command again: it continues where this one stopped."
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"there is no room left for {folder} ({error.strerror}); make room, and {again}"
-    return f"{error.filename or folder}: {error.strerror}; mend that, and {again}"
+    return f"{error.filename or folder}: {error.strerror}; fix that, and {again}"
 
 
 def _prepare(job: Job) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _prepare(job: Job) -> dict[str, Any]:
 def _earlier(job: Job, identity: dict[str, Any]) -> dict[str, Any] | None:
     """The report of an earlier run, where nothing is left to do: images that lacked then may be there now."""
     report = finished(job.folder, job.known.name, identity)
-    if report is None or LACKING & report["dropped"].keys():
+    if report is None or MISSING_REASONS & report["dropped"].keys():
         return None
     try:
         _verified(job.folder / f"{job.known.name}.jsonl", job.folder, report["written"])
@@ -153,7 +153,7 @@ def _transfer(job: Job, source: Source, output: Output) -> None:
             output.commit(len(chunk), samples, dropped)
             bar.update(len(chunk))
             bar.set_postfix(dropped=sum(output.progress.dropped.values()))
-        bar.total = bar.n  # a copy may have fewer rows than the published data set
+        bar.total = bar.n  # a copy may have fewer rows than the published dataset
 
 
 def _no_images(source: Source, dropped: list[dict[str, Any]]) -> bool:
@@ -175,11 +175,11 @@ def _converted(
     names = {name for result in results if isinstance(result, Sample) for name in result.images}
     files = source.images.get(names) if source.images is not None else {}
     samples, dropped = [], []
-    problem: Unusable | Lacking | None
+    problem: Unusable | MissingImage | None
     for (number, raw), result in zip(chunk, results, strict=True):
         if isinstance(result, Sample):
             images = [files[name] for name in result.images]
-            problem = next((image for image in images if isinstance(image, Lacking)), None)
+            problem = next((image for image in images if isinstance(image, MissingImage)), None)
         else:
             images, problem = [], result
         if problem is not None:
@@ -238,7 +238,7 @@ def _verified(data: Path, folder: Path, written: int) -> dict[str, int]:
     missing = [name for name in sorted(listed) if not (folder / name).is_file()]
     if missing:
         raise ValueError(
-            f"{len(missing)} of {len(listed)} images are not there any more, the first is {missing[0]}; did something "
+            f"{len(missing)} of {len(listed)} images no longer exist, the first is {missing[0]}; did something "
             "remove them meanwhile? Run again."
         )
     if rows != written:

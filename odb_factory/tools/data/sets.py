@@ -124,7 +124,7 @@ def _is_unicode(text: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicSet:
-    """A data set as it is published."""
+    """A dataset as it is published."""
 
     title: str
     name: str
@@ -138,7 +138,7 @@ class PublicSet:
     """What Parquet files must have; `id_column` is read, too, where they have it."""
     converter: Converter
     rows: int
-    """Rows of the published data set, about; for the progress bar of a download only."""
+    """Rows of the published dataset, about; for the progress bar of a download only."""
     local: str
     """What a local copy looks like; ends a sentence."""
     local_files: str

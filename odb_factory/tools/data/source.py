@@ -45,7 +45,7 @@ class Source:
 
 
 def published(known: PublicSet, raw: Path, target: Path) -> Source:
-    """The data set as it is published; files that are fetched go to `raw`, images to `target`.
+    """The dataset as it is published; files that are fetched go to `raw`, images to `target`.
 
     Raises:
         OSError: something cannot be fetched.
@@ -114,7 +114,7 @@ def _files(known: PublicSet, folder: Path) -> list[Path]:
         total = max(int(shard[2]) for shard in shards if shard)
         if here != list(range(total)):
             have = f"--source {folder} has {len(found)} of {total} files {known.local_files}"
-            what = "fetch the others, or give one file" if len(set(here)) == len(here) else "give one folder of them"
+            what = "download the others, or give one file" if len(set(here)) == len(here) else "give one folder of them"
             raise ValueError(f"{have}; {what}.")
     return found
 

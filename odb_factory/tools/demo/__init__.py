@@ -1,4 +1,4 @@
-"""A self-made model and data set, so that a training recipe can be tried without any download.
+"""A self-made model and dataset, so that a training recipe can be tried without any download.
 
 Nothing here imports torch or transformers until a model or tokenizer is really made.
 """

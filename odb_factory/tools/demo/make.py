@@ -24,7 +24,7 @@ class DemoPaths:
 
 
 def make_demo(directory: Path, samples: int = 480, seed: int = 0) -> DemoPaths:
-    """Write a tiny Qwen3-VL and a data set of ``samples`` conversations to ``directory``, and say where they are.
+    """Write a tiny Qwen3-VL and a dataset of ``samples`` conversations to ``directory``, and say where they are.
 
     The counts are in ``directory/odb_demo.json``. An earlier demo there is replaced; files that no demo made stay.
     Raises ValueError for fewer than 8 samples, FileExistsError where ``directory`` holds something else than a demo.

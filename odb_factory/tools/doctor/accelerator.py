@@ -96,7 +96,7 @@ def _judge(index: int, gpu: Mapping[str, Any], build: str) -> Check:
     free, total, capability = gpu["free"], gpu["total"], tuple(gpu["capability"])
     found = f"{what}, {total / 2**30:.0f} GiB, compute capability {capability[0]}.{capability[1]}, {build}"
     if build.startswith("CUDA") and capability < LEAST_CAPABILITY:
-        return warn("gpu", f"{found}: no bf16 of its own, which is slow", "Set `fp16: true` in the recipe, not bf16.")
+        return warn("gpu", f"{found}: no native bf16, which is slow", "Set `fp16: true` in the recipe, not bf16.")
     if free < BUSY * total:
         return warn(
             "gpu",

@@ -103,7 +103,7 @@ OTHER_TRAINERS = {
 
 DOUBTFUL = {
     "USE_RAY": "starts ranks through Ray, which odb-factory was not tested with",
-    "ALLOW_EXTRA_ARGS": "lets a misspelt recipe field, such as an `odb_` one, pass without a word",
+    "ALLOW_EXTRA_ARGS": "lets a misspelt recipe field, such as an `odb_` one, pass without a warning",
     "DISABLE_VERSION_CHECK": "hides that packages are outside the ranges of LLaMA-Factory",
     "CUDA_LAUNCH_BLOCKING": "makes the CPU wait for each GPU kernel, which is slow",
 }

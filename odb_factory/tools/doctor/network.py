@@ -152,7 +152,7 @@ def _meeting_problems(machine: Machine) -> Iterator[tuple[str, str]]:
     elif several and all(address.startswith(LOOPBACK) for address in found):
         yield f"NNODES={machine.environ['NNODES']}, but MASTER_ADDR={host} is this machine alone", first
     if several and not port:
-        yield f"NNODES={machine.environ['NNODES']}, but MASTER_PORT is not set: each node would draw its own", first
+        yield f"NNODES={machine.environ['NNODES']}, but MASTER_PORT is not set: each node would choose its own", first
     serves = _number(machine, "NODE_RANK", 0) == 0 and not machine.environ.get(
         "RANK"
     )  # a rank's port is taken, by its run

@@ -92,4 +92,4 @@ class Processes:
 def _last_words(code: int, err: str) -> str:
     lines = [line.strip() for line in err.splitlines() if line.strip()]
     ended = f"ended by signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-    return f"{ended}: {lines[-1]}" if lines else f"{ended}, without a word"
+    return f"{ended}: {lines[-1]}" if lines else f"{ended}, without a message"

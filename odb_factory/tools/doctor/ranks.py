@@ -62,7 +62,7 @@ def _judge(samples: int, ranks: list[Mapping[str, Any]]) -> Check:
     if emitted != list(range(samples)) or len(steps) != 1:
         return fail(
             "loader",
-            f"of {samples} samples {len(emitted)} came ({len(set(emitted))} unique), in {steps} steps",
+            f"of {samples} samples {len(emitted)} were emitted ({len(set(emitted))} unique), in {steps} steps",
             "This is a bug of odb-factory: please report it with the output of `odb-factory doctor --json`.",
         )
     took = max(rank["seconds"] for rank in ranks)

@@ -61,5 +61,5 @@ def _failed(name: str, error: Exception) -> Check:
     return fail(
         name,
         f"could not be checked: {kind}{text}",
-        f"Mend what it says, then `odb-factory doctor --only {name}`; if packages are broken, reinstall odb-factory.",
+        f"Fix what it says, then `odb-factory doctor --only {name}`; if packages are broken, reinstall odb-factory.",
     )

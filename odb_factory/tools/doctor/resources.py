@@ -188,8 +188,8 @@ def _check_cache(folder: Path) -> Check:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     move = "Set HF_HOME to a folder that can be written and has room, or cache_dir in the recipe."
     if reason := _unwritable(there):
-        return fail("storage", f"data sets cannot be cached in {folder}: {reason}", move)
-    found = f"data sets are cached in {folder}, {_free(there)} free"
+        return fail("storage", f"datasets cannot be cached in {folder}: {reason}", move)
+    found = f"datasets are cached in {folder}, {_free(there)} free"
     return ok("storage", found) if shutil.disk_usage(there).free >= GOOD_FREE else warn("storage", found, move)
 
 

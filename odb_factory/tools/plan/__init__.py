@@ -1,1 +1,1 @@
-"""The planner: what Online Dynamic Batching will bring on a recipe's data, before anything is trained."""
+"""The planner: predicts what Online Dynamic Batching gains on a recipe's data, before any training."""

@@ -1,4 +1,4 @@
-"""What to do: budget and depth, and whether Online Dynamic Batching is worth it for the data."""
+"""The recommendation: a token budget, a depth, and whether Online Dynamic Batching is worth it for the data."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from odb_factory.tools.plan.observed import Lengths, Observed
 from odb_factory.tools.plan.prediction import Prediction, ranks_in_words
 
 WORTH_IT = 1.15
-"""Predicted gain over Standard from which on ODB is plainly worth it."""
+"""ODB is clearly worth it from this predicted gain over Standard."""
 SMALL_GAIN = 1.05
-"""Below this it is not."""
+"""Below this gain it is not."""
 EVEN = 0.25
 """Coefficient of variation below which lengths count as nearly equal."""
 LITTLE_LOST = 0.8
-"""Share of ideal time from which on Standard itself loses little."""
+"""From this share of ideal time, Standard itself loses little."""
 LEAST_STEPS = 4
-"""Steps of Standard that an epoch has at least for a verdict: with fewer, its ends are all there is."""
+"""Fewest steps of Standard in an epoch for a verdict: a shorter epoch is all beginning and end."""
 LEAST_SAMPLES = 16
-"""Samples that an epoch has, and that were measured, at least for a verdict."""
+"""Fewest samples in an epoch, and fewest measured samples, for a verdict."""
 MOST_BAD = 0.1
-"""Share of bad samples above which the others say nothing of the data."""
+"""Above this share of bad samples, the others say nothing about the data."""
 FEW_STEPS = 8
-"""An epoch of fewer steps of ODB is short."""
+"""An epoch with fewer steps of ODB counts as short."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to think of ODB for the data."""
+    """Whether ODB is worth it for the data."""
 
     name: str
     """`worth it`, `small gain`, `not worth it` or `cannot tell`."""
@@ -40,7 +40,7 @@ class Verdict:
 def judge(
     best: Prediction, standard: Prediction, sorted_: Prediction, *, lengths: Lengths, observed: Observed
 ) -> Verdict:
-    """Of ODB at the advised budget and depth (`best`) against Standard."""
+    """Judge ODB at the recommended budget and depth (`best`) against Standard."""
     unknown = _cannot_tell(standard, observed)
     if unknown is not None:
         return Verdict("cannot tell", unknown)
@@ -57,7 +57,7 @@ def _cannot_tell(standard: Prediction, observed: Observed) -> str | None:
     if len(observed.bad) > MOST_BAD * seen:
         return (
             f"{len(observed.bad)} of the {seen} rows that were read are bad, so a run would not train on this data; "
-            "mend what the warning names, then plan again"
+            "fix what the warning names, then plan again"
         )
     if len(observed.metas) < min(LEAST_SAMPLES, observed.size):
         return (
@@ -69,7 +69,7 @@ def _cannot_tell(standard: Prediction, observed: Observed) -> str | None:
     if usable < least:
         return (
             f"an epoch of {usable} usable samples on {ranks_in_words(standard.world_size)} is too little to tell; plan "
-            f"with the whole data set, which should have {least} or more, or with fewer ranks"
+            f"with the whole dataset, which should have {least} or more, or with fewer ranks"
         )
     return None
 
@@ -82,7 +82,7 @@ def _reason(
     if name == "not worth it":
         return f"{_why_not(best, standard, lengths)}: {text}"
     if sorted_.ideal_share >= best.ideal_share:
-        text += "; Sorted would come out as well, but needs all lengths in advance and trains on one length at a time"
+        text += "; Sorted would be as fast, but needs all lengths in advance and trains on one length at a time"
     return text
 
 
@@ -100,18 +100,18 @@ def _why_not(best: Prediction, standard: Prediction, lengths: Lengths) -> str:
 
 
 WORTH_A_SMALLER = 0.9
-"""The recipe's budget is kept if it reaches this part of the share of ideal time that the best of them has."""
+"""Keep the recipe's budget if it reaches this fraction of the best budget's share of ideal time."""
 RAISE_FROM = 0.01
-"""Change of the share of ideal time from which on a larger budget is recommended for its own sake."""
+"""From this relative gain in the share of ideal time, a larger budget is recommended for its own sake."""
 NEAR_BEST = 0.99
-"""A smaller depth is as good if it reaches this part of the best depth's share of ideal time."""
+"""A smaller depth is as good if it reaches this fraction of the best depth's share of ideal time."""
 STARVED = 1.05
-"""Gain of samples per step without the bound of bytes from which on that bound is what keeps steps small."""
+"""If lifting the window's byte limit multiplies the samples per step by this, that limit keeps steps small."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """A recommendation, with its reasons in sentences."""
+    """A recommendation, with its reasons as sentences."""
 
     budget: int
     budget_reason: str
@@ -120,7 +120,7 @@ class Advice:
     prediction: Prediction
     """ODB with both."""
     gain: float
-    """Predicted time of Standard / that of ODB, by share of ideal time."""
+    """Predicted speed of ODB relative to Standard, by share of ideal time."""
     verdict: str
     """`worth it`, `small gain`, `not worth it` or `cannot tell`."""
     verdict_reason: str
@@ -137,11 +137,11 @@ def advise(
     memory: Memory,
     budget_name: str,
 ) -> Advice:
-    """Recommend: a budget at the deepest window that fits, a depth at that budget, and a verdict on both.
+    """Recommend a budget (at the deepest window that fits) and a depth at that budget, and judge the result.
 
     Args:
         own: ODB at the recipe's budget and depth.
-        budget_name: what the recipe's budget is, for the reason.
+        budget_name: how to call the recipe's budget in the reason.
     """
     assert own.budget is not None
     assert own.depth is not None
@@ -165,9 +165,9 @@ def advise(
 
 
 def _advise_budget(comparison: Comparison, own: int, depth: int, memory: Memory, name: str) -> tuple[int, str]:
-    """The recipe's, unless a sample is longer, or padding and waiting cost too much of what it is for.
+    """The recipe's budget, unless a sample is longer, or a smaller one pads and waits much less.
 
-    Where bytes keep windows short, budgets are judged without that bound: a smaller budget would not mend it.
+    Where the byte limit keeps windows short, budgets are compared without it: a smaller budget would not help.
     """
     longest = comparison.longest
     if longest > own:
@@ -203,7 +203,7 @@ def _advise_budget(comparison: Comparison, own: int, depth: int, memory: Memory,
 
 
 def candidates(own: int, longest: int, multiple: int) -> list[int]:
-    """The recipe's budget, its half, and so on down to the longest sample (padded tokens); largest first."""
+    """The recipe's budget, half of it, and so on down to the longest sample (padded tokens); largest first."""
     budgets = [own]
     while (half := budgets[-1] // 2 // multiple * multiple) >= max(1, longest):
         budgets.append(half)
@@ -211,7 +211,7 @@ def candidates(own: int, longest: int, multiple: int) -> list[int]:
 
 
 def _advise_depth(depths: Sequence[Prediction], own: int, memory: Memory, least: float) -> tuple[int, str]:
-    """Of predictions at one budget, smallest depth first; not fewer samples than `least` where there is a choice."""
+    """Choose among predictions at one budget, smallest depth first; at least `least` samples if possible."""
     fitting = [p for p in depths if p.depth is not None and memory.fits(p.depth)]
     if not fitting:
         return own, (

@@ -1,4 +1,4 @@
-"""`odb-factory plan`: what Online Dynamic Batching will bring on a recipe's own data, before anything is trained."""
+"""`odb-factory plan`: predicts, before any training, what ODB gains on a recipe's own data."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 OVERRIDES = "overrides"
-"""The option that takes `key=value` from anywhere in the command line."""
+"""The option that collects `key=value` arguments from anywhere on the command line."""
 
 WOULD_FAIL = 3
-"""Exit status where a run of the recipe would fail; 1 is that of a program that fails itself."""
+"""Exit status if a run of the recipe would fail; 1 would mean that this program failed."""
 
 EXIT_CODES = """exit status:
-  0  the plan is made, and nothing was found that a run would fail at
+  0  the plan is made, and no reason was found why a run would fail
   2  the recipe or the command line cannot be used; stderr says why
   3  a run of this recipe would fail: at bad or overlong samples, for want of
      samples, at the checkpoint of resume_from_checkpoint, ...; the plan's last
@@ -34,16 +34,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_count_or_all,
         default=2000,
         metavar="N",
-        help="rows to measure, drawn at random, or `all` (default: 2000)",
+        help="rows to measure, chosen at random, or `all` (default: 2000)",
     )
     parser.add_argument(
         "--world-size", type=_positive, metavar="W", help="ranks to plan for (default: as launched, or 1)"
     )
     parser.add_argument(
-        "--seed", type=_seed, metavar="S", help="of the draw and the epoch's order (default: the recipe's)"
+        "--seed",
+        type=_seed,
+        metavar="S",
+        help="for choosing rows and for the epoch's order (default: the recipe's)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw it")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also plot it")
 
 
 def _positive(text: str) -> int:
@@ -56,7 +59,7 @@ def _seed(text: str) -> int:
     from odb_factory.tools.plan.recipe import MOST_SEED
 
     if not text.isdigit() or int(text) > MOST_SEED:
-        raise argparse.ArgumentTypeError(f"{text!r} is no integer from 0 to {MOST_SEED}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0 to {MOST_SEED}")
     return int(text)
 
 
@@ -69,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         _check_plot(options.plot)
     _check_trainer()
-    # what LLaMA-Factory and its libraries print must not mix with what is asked for
+    # keep what LLaMA-Factory and its libraries print out of our own output
     with contextlib.redirect_stdout(sys.stderr):
         from odb_factory.tools.plan.recipe import load_recipe
 
@@ -104,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_trainer() -> None:
-    """A run that another trainer would take over cannot be planned."""
+    """Raise ValueError if an environment variable would hand the run to another trainer."""
     from odb_factory.tools.doctor.environment import OTHER_TRAINERS, is_on
 
     for name, effect in OTHER_TRAINERS.items():
@@ -113,7 +116,7 @@ def _check_trainer() -> None:
 
 
 def _check_plot(path: Path) -> None:
-    """Better now than after the planning."""
+    """Raise if the figure could not be written: before the planning, not after it."""
     if path.suffix.lower() != ".png":
         raise ValueError(f"--plot {path}: the figure is a PNG; give a file name that ends in .png.")
     if not path.absolute().parent.is_dir():

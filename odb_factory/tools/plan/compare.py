@@ -1,4 +1,4 @@
-"""Every way of batching, predicted for the same samples."""
+"""All batching methods, predicted for the same samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEPTHS = (64, 256, 1024)
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed:
-    """What the recipe says of fixed batches."""
+    """The recipe's fields for fixed batches."""
 
     batch_size: int
     """per_device_train_batch_size."""
@@ -31,15 +31,15 @@ class Fixed:
     cutoff: int
     """cutoff_len (tokens)."""
     rows_at_once: int
-    """preprocessing_batch_size: the rows that packing sees together."""
+    """preprocessing_batch_size: the number of rows that packing combines at a time."""
 
 
 class Comparison:
     """Predictions of an epoch of `observed.size` rows on `world_size` ranks.
 
     Args:
-        config: of the recipe's own run, `window_bytes` included.
-        packable: the samples are text only.
+        config: the configuration of the recipe's own run, including `window_bytes`.
+        packable: whether the samples are text only.
         samples_per_update: `odb_samples_per_update`.
     """
 
@@ -66,7 +66,7 @@ class Comparison:
         self.longest = max(make_budget(config).cost((meta,)) for meta in observed.metas)
         """Padded tokens of the longest sample."""
         self.depth_values = sorted({*DEPTHS, config.depth})
-        """Depths that are compared."""
+        """Depths to compare."""
 
     def _epoch(self, size: int) -> EpochSamples:
         if size not in self._epochs:
@@ -74,11 +74,11 @@ class Comparison:
         return self._epochs[size]
 
     def online(self, budget: int, depth: int, *, bounded: bool = True) -> Prediction:
-        """ODB; `bounded=False`: as if windows might take any number of bytes."""
+        """ODB; `bounded=False` ignores the windows' byte limit."""
         key = budget, depth, bounded
         if key not in self._online:
             config = self._config if bounded else dataclasses.replace(self._config, window_bytes=None)
-            # a sample that would end the run at a smaller budget is to be seen in the comparison, not to end the plan
+            # `error` would stop the simulation at a smaller budget; the comparison should show that budget all the same
             overlong = "keep" if config.overlong == "error" else config.overlong
             variant = dataclasses.replace(config, token_budget=budget, depth=depth, overlong=overlong)
             size = self._observed.size
@@ -88,7 +88,7 @@ class Comparison:
 
     @property
     def _would_stop(self) -> bool:
-        """A run would stop at a bad sample."""
+        """Whether a run would stop at a bad sample."""
         bad, most = len(self._observed.bad), self._config.max_bad_samples
         return bad > 0 and (self._config.on_bad_sample == "raise" or (most is not None and bad > most))
 
@@ -151,7 +151,7 @@ class Comparison:
         return self._whole(prediction)
 
     def _whole(self, prediction: Prediction) -> Prediction:
-        """Of the whole epoch, where only a part of it was predicted: every step of fixed batches is like any other."""
+        """Extrapolate to the whole epoch if only a part was predicted: all steps of fixed batches are alike."""
         share = self._observed.size / len(self._stock_epoch.samples)
         if share == 1:
             return prediction

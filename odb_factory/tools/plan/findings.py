@@ -1,4 +1,4 @@
-"""What a run of the recipe would fail at, leave out or do otherwise than expected; told without a model."""
+"""What can be said about a run without loading the model: reasons why it would fail (*stops*), and warnings."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from odb_factory.trainer.resume import find_state
 def find_stops(
     recipe: Recipe, pipeline: Pipeline, config: OdbConfig, observed: Observed, world_size: int
 ) -> tuple[str, ...]:
-    """Of the recipe's own run; those come first at which it would fail first.
+    """Why the recipe's own run would fail, one sentence each, in the order in which it would.
 
     Raises:
-        RunWouldFail: nothing of what was observed would be trained on.
+        RunWouldFail: none of the observed samples would be trained on.
     """
     _refuse_all_dropped(config, observed)
     return (
@@ -39,7 +39,7 @@ def find_stops(
 
 
 def _start(recipe: Recipe, config: OdbConfig, world_size: int) -> Iterator[str]:
-    """What depends on the number of ranks, and on fields that are set otherwise while planning."""
+    """Stops that depend on the number of ranks, and on fields that planning replaces."""
     applies, sentence = needs_fillers(config, world_size, config.steps_multiple)
     if applies:
         yield sentence
@@ -51,13 +51,16 @@ def _start(recipe: Recipe, config: OdbConfig, world_size: int) -> Iterator[str]:
 
 
 def _resumption(recipe: Recipe, pipeline: Pipeline) -> Iterator[str]:
-    """The checkpoint that the run would go on from: it is complete, and of a run with the same samples."""
+    """The checkpoint to resume from must be complete, and from a run on the same samples."""
     output_dir = recipe.training_args.output_dir
     resume = recipe.given.get(FIELD)
-    if resume is None and not recipe.overwrites:  # LLaMA-Factory then looks for one itself
+    if resume is None and not recipe.overwrites:  # then LLaMA-Factory looks for a checkpoint itself
         resume = next(map(str, checkpoints_in(output_dir)), None)
         if resume is None and _is_taken(output_dir):
-            yield f"output_dir {output_dir} holds a model already; set overwrite_output_dir: true, or name another one."
+            yield (
+                f"output_dir {output_dir} already holds a model; set overwrite_output_dir: true, or name another "
+                "directory."
+            )
     try:
         found = find_state(resume, output_dir)
     except (ValueError, OSError) as error:
@@ -75,7 +78,7 @@ def _resumption(recipe: Recipe, pipeline: Pipeline) -> Iterator[str]:
 
 
 def _is_taken(output_dir: str) -> bool:
-    """LLaMA-Factory refuses to write into that directory."""
+    """Whether LLaMA-Factory refuses to write into that directory."""
     from llamafactory.extras.constants import CHECKPOINT_NAMES
 
     return any(os.path.isfile(os.path.join(output_dir, name)) for name in CHECKPOINT_NAMES)
@@ -115,19 +118,19 @@ def _bad(config: OdbConfig, observed: Observed) -> Iterator[str]:
     if not observed.bad:
         return
     if config.on_bad_sample == "raise":
-        yield f"{bad_samples(observed)}; mend them, or set odb_on_bad_sample: skip."
+        yield f"{bad_samples(observed)}; fix them, or set odb_on_bad_sample: skip."
         return
     expected = len(observed.bad) * observed.size / observed.read
     if config.max_bad_samples is not None and expected > config.max_bad_samples:
-        about = "" if observed.complete else f", about {expected:,.0f} are to be expected in an epoch"
+        about = "" if observed.complete else f", about {expected:,.0f} are expected in an epoch"
         yield (
-            f"{bad_samples(observed)}{about}, and odb_max_bad_samples allows {config.max_bad_samples}: mend the data, "
+            f"{bad_samples(observed)}{about}, and odb_max_bad_samples allows {config.max_bad_samples}: fix the data, "
             "or raise that number."
         )
 
 
 def bad_samples(observed: Observed) -> str:
-    """How many of them are bad, and which is the first; there is one."""
+    """How many samples are bad, and which is the first; there must be one."""
     first = observed.bad[0]
     return (
         f"{len(observed.bad)} of {observed.read} samples are bad, the first of them sample {first.index} "
@@ -138,7 +141,7 @@ def bad_samples(observed: Observed) -> str:
 def make_warnings(
     config: OdbConfig, observed: Observed, lengths: Lengths, own: Prediction, advice: Advice
 ) -> list[str]:
-    """Of the recipe's own run (`own`)."""
+    """Sentences about what the recipe's own run (`own`) would leave out, or do differently than the table suggests."""
     found = []
     if observed.bad and config.on_bad_sample == "skip":
         found.append(f"{bad_samples(observed)}; a run skips and names them.")
@@ -168,7 +171,7 @@ def make_warnings(
 
 
 def _trained_or_dropped_overlong(config: OdbConfig, observed: Observed, own: Prediction) -> list[str]:
-    """Of samples above the budget that do not end a run."""
+    """Of overlong samples that do not end a run."""
     budget = make_budget(config)
     costs = [budget.cost((meta,)) for meta in observed.metas if budget.overlong(meta)]
     if not costs or config.overlong == "error":

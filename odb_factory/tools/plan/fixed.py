@@ -9,14 +9,14 @@ from odb_factory.core.sample import SampleMeta
 from odb_factory.tools.plan.prediction import Prediction, padded_and_slowest, useful_work
 
 Batches = list[list[list[int]]]
-"""[step][rank]: positions of the samples of a micro-batch, in its order."""
+"""[step][rank]: positions of the samples in a micro-batch, in order."""
 
 
 def deal(order: Sequence[int], batch_size: int, world_size: int) -> Batches:
-    """Batches as accelerate deals them out: one after the other, in turn to the ranks.
+    """Batches as accelerate distributes them: consecutive, round-robin over the ranks.
 
-    On several ranks every micro-batch is full and every rank gets as many: the first samples of the order come once
-    more at the end. On one rank the last micro-batch may be smaller.
+    With several ranks every micro-batch is full and every rank gets the same number: the first samples are repeated at
+    the end. With one rank the last micro-batch may be smaller.
     """
     order = list(order)
     if world_size > 1 and order:
@@ -28,7 +28,7 @@ def deal(order: Sequence[int], batch_size: int, world_size: int) -> Batches:
 
 
 def row_length(batch: Sequence[SampleMeta], *, multiple: int, dummy_tokens: int) -> int:
-    """Of a micro-batch out of the stock collator, which adds its dummy image to the first row (tokens)."""
+    """Row length (tokens) that the stock collator gives a micro-batch; it adds its dummy image to the first row."""
     longest = max(sample.length for sample in batch)
     if dummy_tokens and not any(sample.has_media for sample in batch):
         longest = max(longest, batch[0].length + dummy_tokens)
@@ -36,7 +36,7 @@ def row_length(batch: Sequence[SampleMeta], *, multiple: int, dummy_tokens: int)
 
 
 def random_order(size: int, seed: int) -> list[int]:
-    """The order of the first epoch of Standard: accelerate's seeded permutation."""
+    """The order of Standard's first epoch: accelerate's seeded permutation."""
     import torch
 
     order: list[int] = torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist()
@@ -44,7 +44,7 @@ def random_order(size: int, seed: int) -> list[int]:
 
 
 def sorted_order(lengths: Sequence[int], group: int, seed: int) -> list[int]:
-    """An order of `group_by_length`, by transformers' own function: sorted within mega-batches of a random order.
+    """The order of `group_by_length`, from transformers' own function: sorted within mega-batches of a random order.
 
     Args:
         group: per_device_train_batch_size x gradient_accumulation_steps, as Trainer passes it.
@@ -105,20 +105,20 @@ def predict_packing(
     multiple: int,
     attention_length: int | None = None,
 ) -> Prediction:
-    """Packing into rows of `cutoff` tokens by LLaMA-Factory's own knapsack: a bound for any attention over such rows.
+    """Packing into rows of `cutoff` tokens by LLaMA-Factory's own knapsack: an upper bound on its speed.
 
-    Attention is that of the samples alone, kept apart and unpadded, and rows of like attention meet in a step.
+    Attention is counted per sample, unpadded, as if rows with equal attention work met in a step.
     LLaMA-Factory lowers the cutoff by one when it packs, and pads every row to one more than that.
 
     Args:
         cutoff: cutoff_len of the recipe; a sample at it (truncated) loses one more token.
-        rows_at_once: preprocessing_batch_size; each such part of the data set is packed by itself.
+        rows_at_once: preprocessing_batch_size; each such part of the dataset is packed separately.
     """
     from llamafactory.data.processor.processor_utils import greedy_knapsack
 
     width = ceil_multiple(cutoff, multiple)
     rows = []
-    """Work of each."""
+    """The work of each row."""
     capacity = cutoff - 1
     kept = [min(sample.length, capacity) for sample in samples if sample.length <= cutoff]  # stock drops the others
     for start in range(0, len(kept), rows_at_once):

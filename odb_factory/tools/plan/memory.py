@@ -1,4 +1,4 @@
-"""Host memory that the windows hold."""
+"""Host memory that the windows take."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from odb_factory.core.sample import SampleMeta
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """As the run counts it: pickled samples, processed and in the compute dtype."""
+    """Memory as the run counts it: processed samples, pickled, in the compute dtype."""
 
     mean_bytes: float
     """Of a sample."""
     most_bytes: int
     samples: int
-    """Of the data set that a rank can get hold of, when all have as many."""
+    """A rank's share of the dataset."""
     ranks_per_host: int
     bound: int | None
-    """Bytes of a rank's window, at most: `odb_window_bytes`, or its default on this host; None: no bound."""
+    """Byte limit of a rank's window: `odb_window_bytes`, or its default on this host; None: no limit."""
     bound_is_given: bool
-    """The recipe sets it."""
+    """Whether the recipe sets `bound`."""
 
     def window(self, depth: int) -> float:
-        """Bytes of one rank's window of at most `depth` samples: never more than the bound lets it hold."""
+        """Bytes of one rank's window of at most `depth` samples, within the limit."""
         full = min(depth, self.samples) * self.mean_bytes
         return full if self.bound is None else min(full, max(self.bound, self.mean_bytes))
 
     def host(self, depth: int) -> float:
-        """Bytes of the windows of all ranks of a host."""
+        """Bytes of the windows of all ranks on a host."""
         return self.window(depth) * self.ranks_per_host
 
     def fits(self, depth: int) -> bool:
-        """Whether a full window keeps within the bound."""
+        """Whether a full window stays within the limit."""
         return self.bound is None or min(depth, self.samples) * self.mean_bytes <= self.bound
 
 
 def measure_memory(
     metas: Sequence[SampleMeta], *, samples: int, ranks_per_host: int, bound: int | None, bound_is_given: bool
 ) -> Memory:
-    """The memory of samples like `metas`; for the other arguments see `Memory`."""
+    """The memory for samples like `metas`; for the other arguments see `Memory`."""
     sizes = [meta.nbytes for meta in metas]
     return Memory(
         mean_bytes=statistics.fmean(sizes),
@@ -54,7 +54,7 @@ def measure_memory(
 
 
 def size(count: float) -> str:
-    """Bytes in words."""
+    """A number of bytes with its unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             break

@@ -1,4 +1,4 @@
-"""The samples that were measured, and an epoch made of them."""
+"""The measured samples, and an epoch made from them."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from odb_factory.core.sample import Dropped, SampleMeta
 from odb_factory.tools.plan.recipe import RecipeError
 
 SHORT_OF_MEAN = 0.5
-"""A sample is short below this share of the mean length: in a mixed batch most of its row is padding."""
+"""A sample below this fraction of the mean length is short: in a mixed batch, most of its row is padding."""
 
 BINS = 30
 
 
 class RunWouldFail(RecipeError):
-    """A run would fail before its first step, for want of samples, so that there is nothing to plan."""
+    """A run would fail before its first step because it has no samples, so there is nothing to plan."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What the recipe's pipeline made of the rows that were drawn."""
+    """The result of passing a random selection of rows through the recipe's pipeline."""
 
     size: int
-    """Rows of the training split."""
+    """Number of rows in the training split."""
     metas: tuple[SampleMeta, ...]
     """The usable samples, by index."""
     dropped: tuple[Dropped, ...]
-    """The others, by index."""
+    """The other samples, by index."""
 
     @property
     def read(self) -> int:
-        """Rows that were drawn."""
+        """Number of rows read."""
         return len(self.metas) + len(self.dropped)
 
     @property
     def complete(self) -> bool:
-        """Every row was measured."""
+        """Whether every row was measured."""
         return self.read == self.size
 
     @property
     def error_of_mean(self) -> float | None:
-        """Two standard errors of the mean length, as a share of it: how far figures that follow it may be off.
+        """Two standard errors of the mean length, relative to it: the error of figures proportional to it.
 
-        None: one sample does not say it.
+        None if there is only one sample.
         """
         if self.complete:
             return 0.0
@@ -60,11 +60,11 @@ class Observed:
 
     @property
     def bad(self) -> tuple[Dropped, ...]:
-        """Those that end a run with `odb_on_bad_sample: raise`."""
+        """The dropped samples that end a run with `odb_on_bad_sample: raise`."""
         return tuple(d for d in self.dropped if d.bad)
 
     def reasons(self) -> dict[str, int]:
-        """How many were dropped, by reason."""
+        """The number of dropped samples by reason."""
         return dict(sorted(Counter(d.reason for d in self.dropped).items()))
 
 
@@ -75,19 +75,19 @@ class EpochSamples:
     samples: tuple[SampleMeta, ...]
     dropped: frozenset[int]
     exact: bool
-    """They are the data set itself."""
+    """Whether they are the dataset itself."""
 
     @property
     def usable(self) -> list[SampleMeta]:
-        """Those that are emitted, in the order of the data set."""
+        """The emitted samples, in dataset order."""
         return [s for s in self.samples if s.index not in self.dropped]
 
 
 def make_epoch(observed: Observed, size: int, seed: int) -> EpochSamples:
-    """`size` samples like those observed: the data set itself where all of it was measured, else drawn from them.
+    """`size` samples like those observed: the dataset itself if all of it was measured, else resampled.
 
-    Each observed row then comes as often as any other (once more for a random part, where `size` is no multiple), which
-    scatters less than independent draws.
+    Resampling uses each observed row equally often (a random part once more if `size` is not a multiple), which has a
+    lower variance than independent draws.
     """
     blank = SampleMeta(index=0, length=1, loss_tokens=0)
     rows: list[SampleMeta | None] = [*observed.metas, *([None] * len(observed.dropped))]
@@ -108,7 +108,7 @@ def make_epoch(observed: Observed, size: int, seed: int) -> EpochSamples:
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Figures of the observed lengths (tokens, after template, truncation and visual expansion)."""
+    """Statistics of the observed lengths (tokens, after template, truncation and visual expansion)."""
 
     mean: float
     sd: float
@@ -125,9 +125,9 @@ class Lengths:
     """Share above the cutoff (efficient_eos and visual tokens may add some after it)."""
     with_media: float
     above_budget: float
-    """Share that is alone above the budget, padded."""
+    """Share whose padded length exceeds the budget."""
     loss_share: float
-    """Mean share of a sample's tokens that is supervised."""
+    """Mean share of supervised tokens in a sample."""
     loss_share_sd: float
 
     @property
@@ -137,7 +137,7 @@ class Lengths:
 
 
 def describe_lengths(metas: Sequence[SampleMeta], *, cutoff: int, overlong: Sequence[bool]) -> Lengths:
-    """The figures of at least one sample; `overlong` says of each whether it is alone above the budget."""
+    """Statistics of at least one sample; `overlong` says for each whether it exceeds the budget."""
     lengths = np.array([meta.length for meta in metas])
     loss_shares = np.array([meta.loss_tokens for meta in metas]) / lengths
     mean = float(lengths.mean())

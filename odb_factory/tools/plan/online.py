@@ -12,10 +12,10 @@ from odb_factory.tools.plan.observed import EpochSamples
 from odb_factory.tools.plan.prediction import Prediction, padded_and_slowest, useful_work
 
 MOST_SIMULATED = 300_000
-"""Samples of an epoch that are simulated one by one, at most; a longer one is drawn out from that."""
+"""Most samples of an epoch that are simulated; a longer epoch is extrapolated."""
 
 LEAST_WINDOWS = 12
-"""Windows of all ranks that a simulated epoch holds at least, so that most of it is neither ramp nor drain."""
+"""Fewest windows (of all ranks) in a simulated epoch, so that most of it is neither ramp nor drain."""
 
 
 def predict_online(
@@ -29,10 +29,10 @@ def predict_online(
 
     Up to `MOST_SIMULATED` samples (more where the windows of all ranks are larger) the epoch is simulated as it is,
     ramp and drain included. Beyond that, epochs of that many and of half as many are simulated: ramp and drain are in
-    both, so that what lies between them is undisturbed, and the rest of the epoch is taken to go on like that.
+    both, so that their difference is steady state, and the rest of the epoch is extrapolated from it.
 
     Args:
-        make: gives an epoch of so many samples.
+        make: returns an epoch of a given number of samples.
         samples_per_update: `odb_samples_per_update`; None: updates are of `config.steps_multiple` steps.
     """
     most = max(MOST_SIMULATED, LEAST_WINDOWS * world_size * config.depth)
@@ -40,7 +40,7 @@ def predict_online(
         return _simulated(make(size), config, world_size, samples_per_update)
     half = _simulated(make(most // 2), config, world_size, samples_per_update)
     whole = _simulated(make(most), config, world_size, samples_per_update)
-    return _drawn_out(half, whole, (size - most) / (most - most // 2), config.steps_multiple)
+    return _extrapolated(half, whole, (size - most) / (most - most // 2), config.steps_multiple)
 
 
 def _simulated(data: EpochSamples, config: OdbConfig, world_size: int, samples_per_update: int | None) -> Prediction:
@@ -56,7 +56,7 @@ def _simulated(data: EpochSamples, config: OdbConfig, world_size: int, samples_p
 def summarize(
     epoch: Epoch, config: OdbConfig, world_size: int, *, samples_per_update: int | None = None, exact: bool
 ) -> Prediction:
-    """The figures of a simulated epoch."""
+    """The prediction from a simulated epoch."""
     steps = list(zip(*epoch.steps, strict=True))
     groups = [[step.group for step in ranks] for ranks in steps]
     padded, slowest = padded_and_slowest([[(g.cost, g.work) if g else (0, 0) for g in ranks] for ranks in groups])
@@ -81,7 +81,7 @@ def summarize(
 
 
 def count_updates(samples: Sequence[int], accumulation: int, samples_per_update: int | None) -> int:
-    """Optimizer updates of an epoch out of the samples of each of its steps, over all ranks."""
+    """Optimizer updates in an epoch, given the samples of each step over all ranks."""
     if samples_per_update is None:
         return -(-len(samples) // accumulation)
     updates = pending = 0
@@ -92,8 +92,8 @@ def count_updates(samples: Sequence[int], accumulation: int, samples_per_update:
     return updates
 
 
-def _drawn_out(half: Prediction, whole: Prediction, times: float, accumulation: int) -> Prediction:
-    """`whole`, and `times` the difference between both."""
+def _extrapolated(half: Prediction, whole: Prediction, times: float, accumulation: int) -> Prediction:
+    """`whole` plus `times` the difference between the two."""
     names = (
         "samples",
         "useful_work",

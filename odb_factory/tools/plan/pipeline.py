@@ -1,4 +1,4 @@
-"""The recipe's real data pipeline: rows by LLaMA-Factory's own loader, samples by `OnlineDataset`; no model weights."""
+"""The recipe's real data pipeline without model weights: LLaMA-Factory's own loader, and our `OnlineDataset`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from odb_factory.tools.plan.sources import check_data, check_model, explain, pla
 from odb_factory.trainer.options import AUTO, with_arguments
 
 PROBE = 16
-"""Samples that are read in this process before it is decided whether workers are worth their start."""
+"""Samples that this process reads before deciding whether worker processes are worth starting."""
 
 WORKER_SECONDS = 8.0
-"""Workers read the rest where this process would take longer than that."""
+"""Worker processes read the rest if this process would take longer than this."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Pipeline:
     dataset: OnlineDataset
     config: OdbConfig
     budget_is: str
-    """`given` in the recipe; `default`: the worst case of its fixed batches, which also stands for `auto`."""
+    """`given` in the recipe, `default` (the worst case of its fixed batches), or `auto`, planned with the default."""
 
 
 def open_pipeline(recipe: Recipe) -> Pipeline:
-    """Load tokenizer, processor, template and rows; RecipeError where one of them cannot be had."""
+    """Load tokenizer, processor, template and rows; RecipeError if one of them cannot be loaded."""
     check_model(recipe)
     check_data(recipe)
     model = recipe.model_args.model_name_or_path
@@ -52,7 +52,7 @@ def open_pipeline(recipe: Recipe) -> Pipeline:
         from llamafactory.data import get_template_and_fix_tokenizer
         from llamafactory.model import load_config, load_tokenizer
 
-        # a copy: it may put the place of a downloaded model into the arguments
+        # a copy: it may write the path of a downloaded model into the arguments
         with translated(f"no tokenizer in {model}", "correct model_name_or_path, or download the model first"):
             module = load_tokenizer(copy.copy(recipe.model_args))
         with translated(f"template {recipe.data_args.template}", "correct template"):
@@ -73,7 +73,7 @@ def open_pipeline(recipe: Recipe) -> Pipeline:
                 recipe.finetuning_args, recipe.data_args, lambda: load_config(copy.copy(recipe.model_args))
             )
     if len(dataset) == 0:
-        raise RecipeError(f"the data set {_names(recipe)} has no rows; put some in, or name another.")
+        raise RecipeError(f"the dataset {_names(recipe)} has no rows; put some in, or name another.")
     given = recipe.finetuning_args.odb_token_budget
     return Pipeline(
         dataset, _config(recipe, dummy, attention), "default" if given is None else AUTO if given == AUTO else "given"
@@ -81,7 +81,7 @@ def open_pipeline(recipe: Recipe) -> Pipeline:
 
 
 def _config(recipe: Recipe, dummy: int, attention: int | None) -> OdbConfig:
-    """As the run makes it."""
+    """The configuration that the run will have."""
     config = recipe_config(recipe.finetuning_args, recipe.data_args, recipe.training_args)
     return replace(with_arguments(config, recipe.training_args), dummy_tokens=dummy, attention_length=attention)
 
@@ -92,12 +92,12 @@ def _load_rows(recipe: Recipe, template: Any, module: dict[str, Any]) -> Any:
     from llamafactory.data import loader
 
     data_args = copy.copy(recipe.data_args)
-    data_args.eval_dataset = None  # nothing of it is needed
+    data_args.eval_dataset = None  # not needed
     arguments = (template, recipe.model_args, data_args, recipe.training_args, "sft")
     names = places(recipe) or _names(recipe)
-    remedy = "mend the data set or its entry in dataset_info.json; where it comes from a hub, download it first"
-    with translated(f"the data set {names} could not be loaded", remedy), registry.replaced({PREPROCESS: _untouched}):
-        transformers.set_seed(recipe.training_args.seed)  # of what the loader draws, where it draws
+    remedy = "fix the dataset or its entry in dataset_info.json; where it comes from a hub, download it first"
+    with translated(f"the dataset {names} could not be loaded", remedy), registry.replaced({PREPROCESS: _untouched}):
+        transformers.set_seed(recipe.training_args.seed)  # the loader may draw random numbers
         try:
             return loader.get_dataset(*arguments, **module)["train_dataset"]
         except Exception as error:
@@ -114,18 +114,18 @@ def _names(recipe: Recipe) -> str:
 
 
 def draw(size: int, count: int, seed: int) -> list[int]:
-    """`count` of the rows, at random, or all of them where there are no more; ascending."""
+    """Indices of `count` rows chosen at random (all if there are no more), ascending."""
     if count >= size:
         return list(range(size))
     return sorted(random.Random(f"{seed}:plan").sample(range(size), count))
 
 
 def observe(pipeline: Pipeline, count: int | None, seed: int) -> Observed:
-    """Run `count` rows, drawn at random, through the pipeline (None: all of them); on a terminal, with a progress bar.
+    """Run `count` rows, chosen at random, through the pipeline (None: all); on a terminal, with a progress bar.
 
     Raises:
         RunWouldFail: none of them is usable.
-        OSError: the machine ran out of something.
+        OSError: the machine ran out of memory or disk space.
     """
     size = len(pipeline.dataset)
     indices = draw(size, size if count is None else count, seed)
@@ -145,25 +145,25 @@ def observe(pipeline: Pipeline, count: int | None, seed: int) -> Observed:
         first = dropped[0]
         raise RunWouldFail(
             f"none of the {len(indices)} rows that were read is usable (the first: {first.reason}: "
-            f"{first.detail.rstrip('.')}); mend the data, or check columns and formatting in dataset_info.json."
+            f"{first.detail.rstrip('.')}); fix the data, or check columns and formatting in dataset_info.json."
         )
     return Observed(size, tuple(metas), tuple(dropped))
 
 
 class _Metas(Dataset[SampleMeta | Dropped | Failed]):
-    """What the run's workers observe, without the samples themselves; bad ones and long ones are only told."""
+    """What the run's workers observe, without the samples; bad and overlong samples are reported, not raised."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         config = replace(pipeline.config, on_bad_sample="skip", overlong="keep")
         self._observed = ObservedDataset(pipeline.dataset, observe_online, config)
 
     def __getitem__(self, index: int) -> SampleMeta | Dropped | Failed:
-        item = self._observed[0, index]  # of epoch 0, as the run's first one reads it
+        item = self._observed[0, index]  # epoch 0, the first one of the run
         return item.meta if isinstance(item, Held) else item
 
 
 def _read(pipeline: Pipeline, indices: Sequence[int]) -> Iterator[SampleMeta | Dropped | Failed]:
-    """In order; by worker processes where that is faster."""
+    """Observe in order; with worker processes if that is faster."""
     metas = _Metas(pipeline)
     start = time.monotonic()
     for index in indices[:PROBE]:

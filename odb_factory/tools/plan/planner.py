@@ -1,4 +1,4 @@
-"""Puts a plan together: observe, predict each way of batching, recommend."""
+"""Makes a plan: observe, predict each batching method, recommend."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from odb_factory.trainer.options import AUTO
 DEFAULT_SAMPLES = 2000
 
 RANKS_PER_HOST = 8
-"""Taken where nothing says how many ranks share a host."""
+"""Assumed if the environment does not say how many ranks share a host."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a plan says."""
+    """All results of the planning."""
 
     recipe: Recipe
     observed: Observed
     config: OdbConfig
-    """Of the recipe's own run."""
+    """The configuration of the recipe's own run."""
     budget_name: str
     """Where its budget comes from."""
     fixed: Fixed
@@ -48,22 +48,22 @@ class Plan:
     depths: tuple[Prediction, ...]
     """ODB at the recipe's budget and several depths, smallest first."""
     own: Prediction
-    """ODB at the recipe's budget and depth; one of both of these."""
+    """ODB at the recipe's budget and depth, which is in `budgets` and in `depths`."""
     memory: Memory
     advice: Advice
     warnings: tuple[str, ...]
-    """Sentences about what a run would leave out or do otherwise than expected."""
+    """Sentences about what a run would leave out, or do differently than expected."""
     stops: tuple[str, ...]
-    """Sentences about what a run would fail at; none: nothing was found."""
+    """Sentences about why a run would fail; empty if nothing was found."""
 
 
 def ranks_of_environment() -> int:
-    """Ranks of a run that is started here: as torchrun or LLaMA-Factory's launcher is told, else 1."""
+    """Number of ranks of a run started here: as the variables of torchrun or LLaMA-Factory say, else 1."""
     return _number("WORLD_SIZE", 0) or max(1, _number("NPROC_PER_NODE", 1) * _number("NNODES", 1))
 
 
 def ranks_per_host(world_size: int) -> int:
-    """How many of the ranks share a host's memory."""
+    """Number of ranks that share a host's memory."""
     known = _number("LOCAL_WORLD_SIZE", 0) or _number("NPROC_PER_NODE", 0) or RANKS_PER_HOST
     return min(world_size, known)
 
@@ -83,13 +83,13 @@ def make_plan(
     """Plan a recipe.
 
     Args:
-        samples: rows to run through the pipeline, drawn at random; None: all.
+        samples: number of rows to run through the pipeline, chosen at random; None: all.
         world_size: ranks to plan for.
-        seed: of the draw and of the epoch's order; None: the recipe's own.
+        seed: for choosing rows and for the epoch's order; None: the recipe's own.
 
     Raises:
         RunWouldFail: no row is usable, or every sample is longer than the budget and `odb_overlong` is `drop`.
-        RecipeError: something that the recipe names is not there or cannot be used.
+        RecipeError: something that the recipe names does not exist or cannot be used.
     """
     pipeline = open_pipeline(recipe)
     config = _config_here(pipeline, world_size, seed)
@@ -101,7 +101,7 @@ def make_plan(
 def _compare(
     recipe: Recipe, pipeline: Pipeline, config: OdbConfig, observed: Observed, world_size: int, stops: tuple[str, ...]
 ) -> Plan:
-    """The plan of what was observed."""
+    """The plan for the observed samples."""
     fixed, name = _fixed(recipe), _budget_name(pipeline, recipe)
     comparison = Comparison(
         observed,
@@ -146,7 +146,7 @@ def _compare(
 
 
 def _config_here(pipeline: Pipeline, world_size: int, seed: int | None) -> OdbConfig:
-    """The run's, with the seed that is asked for and the bytes that a window may take on this host."""
+    """The run's configuration, with the given seed and this host's byte limit for windows."""
     given = pipeline.config.window_bytes
     return dataclasses.replace(
         pipeline.config,

@@ -1,4 +1,4 @@
-"""A plan as one figure."""
+"""A plan as a figure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GREY, BLUE, ORANGE, LIGHT = "#8a8f98", "#1f5fa8", "#d9772b", "#c9d6e8"
 
 
 def write_plot(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """Write a PNG; OSError where that cannot be done."""
+    """Write a PNG; OSError if that fails."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

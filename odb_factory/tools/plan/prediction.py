@@ -1,4 +1,4 @@
-"""What a way of batching makes of an epoch."""
+"""The predicted epoch of a batching method."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from odb_factory.core.stats import padding_share
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """One epoch over all ranks. Time is taken to be that of each step's slowest rank, by `padded_work`."""
+    """One epoch over all ranks. The time of a step is that of its slowest rank, by `padded_work`."""
 
     method: str
     """`standard`, `sorted`, `packing` or `odb`."""
     world_size: int
     batch_size: int | None = None
-    """Samples (packing: rows) of a rank's micro-batch where that is fixed."""
+    """Samples (packing: rows) in a rank's micro-batch, if fixed."""
     budget: int | None = None
-    """ODB: padded tokens of a micro-batch, at most."""
+    """ODB: most padded tokens in a micro-batch."""
     depth: int | None = None
-    """ODB: samples of a rank's window, at most."""
+    """ODB: most samples in a rank's window."""
     samples: int
-    """Samples emitted, repeated ones included."""
+    """Emitted samples, including repeated ones."""
     useful_work: int
-    """What the samples ask for, unpadded and each once (`useful_work`)."""
+    """The work of the samples, unpadded and each once (`useful_work`)."""
     tokens: int
-    """Real tokens emitted."""
+    """Emitted tokens without padding."""
     padded_tokens: int
     slowest_work: int
-    """Sum over steps of the work of the rank that has most."""
+    """Sum over steps of the slowest rank's work."""
     steps: int
     """Micro-batches of each rank."""
     updates: int
@@ -38,11 +38,11 @@ class Prediction:
     fillers: int = 0
     """Zero-weight micro-batches, over all ranks."""
     short_windows: int = 0
-    """Windows that bytes kept below their number of samples, over all ranks."""
+    """Windows that the byte limit kept below their number of samples, over all ranks."""
     overlong: int = 0
-    """Samples that `odb_overlong: drop` leaves out."""
+    """Samples that `odb_overlong: drop` drops."""
     exact: bool
-    """Every sample was measured, and the epoch is the first one of the run itself, not an estimate."""
+    """Whether this is the run's own first epoch, with every sample measured, and not an estimate."""
 
     @property
     def padding(self) -> float:
@@ -51,7 +51,7 @@ class Prediction:
 
     @property
     def samples_per_step(self) -> float:
-        """Over all ranks."""
+        """Mean samples in a step, over all ranks."""
         return self.samples / self.steps if self.steps else 0.0
 
     @property
@@ -61,11 +61,11 @@ class Prediction:
         return self.useful_work / paid if paid else 0.0
 
     def gain_over(self, other: Prediction) -> float:
-        """How many times as fast as `other`, by share of ideal time."""
+        """Speed relative to `other`, by share of ideal time."""
         return self.ideal_share / other.ideal_share
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The prediction as JSON values."""
         return {
             "method": self.method,
             "batch_size": self.batch_size,
@@ -88,17 +88,17 @@ class Prediction:
 
 
 def padded_and_slowest(steps: Sequence[Sequence[tuple[int, int]]]) -> tuple[int, int]:
-    """Padded tokens of all, and the work of each step's slowest rank, out of both of each: (steps, W, 2)."""
+    """Sum of padded tokens, and sum of each step's largest work, of (padded tokens, work) by step and rank."""
     return sum(padded for step in steps for padded, _ in step), sum(max(work for _, work in step) for step in steps)
 
 
 def useful_work(lengths: Iterable[int], attention_length: int | None) -> int:
-    """The work of samples of these lengths (tokens), unpadded."""
+    """The work of samples with these lengths (tokens), unpadded."""
     counted = list(lengths)
     squares = 0 if attention_length is None else sum(length * length for length in counted) // attention_length
     return sum(counted) + squares
 
 
 def ranks_in_words(count: int) -> str:
-    """A number of ranks."""
+    """A number of ranks, with its noun."""
     return "1 rank" if count == 1 else f"{count} ranks"

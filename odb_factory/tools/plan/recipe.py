@@ -1,4 +1,4 @@
-"""A recipe as LLaMA-Factory itself reads it, on any machine; whatever is wrong with it becomes one sentence."""
+"""Reads a recipe as LLaMA-Factory does, on any machine; every error becomes one sentence with a remedy."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from typing import Any
 from odb_factory.llamafactory.hooks import SeamError, check_version
 
 VERBOSITY = "LLAMAFACTORY_VERBOSITY"
-"""Environment variable that LLaMA-Factory's parser obeys."""
+"""Environment variable that sets the log level of LLaMA-Factory's parser."""
 
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
-"""Set by a launcher: with these the parser would try to meet other processes."""
+"""Set by a launcher: with these the parser would try to connect to other ranks."""
 
 MACHINE_FIELDS: dict[str, Any] = {
     "deepspeed": None,
@@ -35,10 +35,10 @@ MACHINE_FIELDS: dict[str, Any] = {
     "report_to": "none",
     "resume_from_checkpoint": None,
 }
-"""Fields that need the machine or the run that a recipe is for, and say nothing of its data: set so while planning."""
+"""Fields that depend on the machine or the run, not on the data, and the values that planning replaces them with."""
 
 MOST_SEED = 2**32 - 1
-"""The largest that numpy takes, which LLaMA-Factory seeds, too."""
+"""numpy's largest seed; LLaMA-Factory seeds numpy, too."""
 
 RANGES: dict[str, tuple[int, int | None]] = {
     "seed": (0, MOST_SEED),
@@ -47,14 +47,14 @@ RANGES: dict[str, tuple[int, int | None]] = {
     "preprocessing_batch_size": (1, None),
     "preprocessing_num_workers": (1, None),
 }
-"""Integers that LLaMA-Factory takes unchecked: the least and the most that work (None: any)."""
+"""Integer fields that LLaMA-Factory does not check: the smallest and largest that work (None: no limit)."""
 
 LONGEST_CAUSE = 300
-"""Characters of somebody else's message that are quoted."""
+"""Most characters of a library's message that are quoted."""
 
 
 class RecipeError(ValueError):
-    """A recipe, or what it names, cannot be used: one sentence with the remedy."""
+    """A recipe, or something that it names, cannot be used; the message includes the remedy."""
 
 
 @dataclass(frozen=True)
@@ -67,19 +67,19 @@ class Recipe:
     training_args: Any
     finetuning_args: Any
     given: Mapping[str, Any]
-    """The fields as they were written, those that are set otherwise while planning included."""
+    """The fields as written, including those that planning replaces."""
 
     @property
     def overwrites(self) -> bool:
-        """A run begins anew in its output_dir, whatever lies there."""
+        """Whether a run starts over in its output_dir, whatever is there."""
         return bool(self.given.get("overwrite_output_dir", False))
 
 
 def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe and `key=value` overrides as `llamafactory-cli train` does, but for `MACHINE_FIELDS`.
+    """Read a recipe and `key=value` overrides as `llamafactory-cli train` does, except for `MACHINE_FIELDS`.
 
     Raises:
-        RecipeError: it cannot be read, LLaMA-Factory refuses it, or it is none that `odb: true` works with.
+        RecipeError: it cannot be read, LLaMA-Factory rejects it, or `odb: true` does not support it.
     """
     file = Path(path)
     values = read_values(file, overrides)
@@ -91,20 +91,20 @@ def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     if values.get("pure_bf16") is True:
         values.update(pure_bf16=False, bf16=True)
     values.update(use_cpu=True, overwrite_output_dir=True)
-    with translated(str(file), "mend the recipe"), quiet():
+    with translated(str(file), "fix the recipe"), quiet():
         model, data, training, finetuning = _parse(file, values)
     return Recipe(file, model, data, training, finetuning, given)
 
 
 def read_values(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """The fields of a recipe with overrides, unchecked; RecipeError if it is no mapping in YAML."""
+    """The fields of a recipe with overrides, unchecked; RecipeError if it is not a YAML mapping."""
     if file.suffix not in (".yaml", ".yml"):
         raise RecipeError(f"{file} does not end in .yaml or .yml, as LLaMA-Factory's recipes do; name such a file.")
     if not file.is_file():
         raise RecipeError(f"there is no recipe {file}; check the path (it is relative to {Path.cwd()}).")
     for override in overrides:
         if not re.fullmatch(r"[A-Za-z_][\w.]*=.*", override, re.DOTALL):
-            raise RecipeError(f"{override!r} is no override; write key=value, such as odb_token_budget=8192.")
+            raise RecipeError(f"{override!r} is not an override; write key=value, such as odb_token_budget=8192.")
     from omegaconf import OmegaConf
 
     try:
@@ -113,14 +113,14 @@ def read_values(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
         if OmegaConf.is_dict(loaded):
             values = OmegaConf.to_container(OmegaConf.merge(loaded, OmegaConf.from_cli(list(overrides))))
     except Exception as error:  # of the YAML parser, of OmegaConf, of the text's encoding, of the file system
-        raise RecipeError(f"{file} cannot be read as YAML ({shorten(error)}); mend it.") from error
+        raise RecipeError(f"{file} cannot be read as YAML ({shorten(error)}); fix it.") from error
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise RecipeError(f"{file} is no recipe: it must hold `key: value` lines; mend it.")
+        raise RecipeError(f"{file} is not a recipe: it must hold `key: value` lines; fix it.")
     return {str(key): value for key, value in values.items()}
 
 
 def check_kind(file: Path, values: dict[str, Any]) -> None:
-    """Raise RecipeError for a recipe without `odb: true`, or of a stage that it does not support."""
+    """Raise RecipeError for a recipe without `odb: true`, or of an unsupported stage."""
     stage = values.get("stage", "sft")
     if stage != "sft":
         raise RecipeError(f"{file}: stage {stage} is not supported by odb; plan a recipe of stage sft.")
@@ -151,13 +151,13 @@ def _parse(file: Path, values: dict[str, Any]) -> tuple[Any, ...]:
     try:
         check_recipe(data, training)
         check_samples_per_update(finetuning.odb_samples_per_update, training.gradient_accumulation_steps)
-    except ValueError as error:  # says itself what to do
+    except ValueError as error:  # its message says what to do
         raise RecipeError(f"{file}: {error}") from error
     return model, data, training, finetuning
 
 
 def _check_numbers(file: Path, data: Any, training: Any) -> None:
-    """LLaMA-Factory's parser takes any value from a YAML file; these are the ones that a plan computes with."""
+    """Check the fields that a plan computes with; LLaMA-Factory's parser accepts any value from a YAML file."""
     for arguments, name in (
         (data, "cutoff_len"),
         (training, "per_device_train_batch_size"),
@@ -169,7 +169,7 @@ def _check_numbers(file: Path, data: Any, training: Any) -> None:
 
 
 def _check_ranges(file: Path, values: dict[str, Any]) -> None:
-    """Fields that LLaMA-Factory takes as they are, and that fail far from the recipe, where the data is read."""
+    """Check fields that LLaMA-Factory accepts as they are, and that would only fail later, where the data is read."""
     for name, (least, most) in RANGES.items():
         value = values.get(name)
         whole = isinstance(value, int) and not isinstance(value, bool)
@@ -183,7 +183,7 @@ def _check_ranges(file: Path, values: dict[str, Any]) -> None:
 
 
 def _explain_unknown_keys(file: Path, error: ValueError) -> None:
-    """Raise RecipeError if that is what `error` is about, with the nearest known names."""
+    """Raise RecipeError with the closest known names if `error` is about unknown keys."""
     found = re.search(r"keys are not used by the HfArgumentParser: \[(.*?)\]", str(error))
     if found is None:
         return
@@ -200,13 +200,13 @@ def _explain_unknown_keys(file: Path, error: ValueError) -> None:
         ) from error
     guesses = [(name, difflib.get_close_matches(name, known, 1)) for name in unknown]
     texts = [f"{name} (did you mean {near[0]}?)" if near else name for name, near in guesses]
-    raise RecipeError(f"{file}: LLaMA-Factory knows no field {', '.join(texts)}; correct or remove it.") from error
+    raise RecipeError(f"{file}: LLaMA-Factory has no field {', '.join(texts)}; correct or remove it.") from error
 
 
 def shorten(error: BaseException) -> str:
-    """The first line of what an exception says, at most some 300 characters of it, without a full stop at its end."""
+    """The first line of an exception's message, shortened, without a final full stop."""
     lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
-    mark = getattr(error, "problem_mark", None)  # of a YAML parser, whose text has many lines
+    mark = getattr(error, "problem_mark", None)  # of a YAML parser, whose message has many lines
     if mark is not None:
         lines = [f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', None) or 'unreadable'}"]
     text = (lines[0] if lines else type(error).__name__).encode("utf-8", "backslashreplace").decode()
@@ -215,7 +215,7 @@ def shorten(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def translated(what: str, remedy: str) -> Iterator[None]:
-    """Whatever is raised inside, `SystemExit` included, becomes a RecipeError: what, why, and the remedy."""
+    """Turn any exception raised inside, even `SystemExit`, into a RecipeError: what failed, why, and the remedy."""
     try:
         yield
     except RecipeError:
@@ -224,11 +224,11 @@ def translated(what: str, remedy: str) -> Iterator[None]:
         raise
     except ImportError as error:
         raise RecipeError(
-            f"a package cannot be imported ({shorten(error)}); install it, or ask: odb-factory doctor"
+            f"a package cannot be imported ({shorten(error)}); install it, or run: odb-factory doctor"
         ) from error
     except (Exception, SystemExit) as error:
         cause: BaseException = error
-        # of OSError and of datasets' own errors the text is a headline only
+        # the message of an OSError or of an error of `datasets` is often only a headline
         while cause.__cause__ is not None and (
             isinstance(cause, OSError) or type(cause).__module__.startswith("datasets")
         ):
@@ -239,10 +239,12 @@ def translated(what: str, remedy: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """LLaMA-Factory, transformers and datasets print nothing but errors meanwhile."""
+    """Inside, LLaMA-Factory, transformers and datasets print nothing but errors."""
     import datasets
     import transformers
-    from llamafactory.extras import logging as factory_logging  # before its handler could hold what stdout is below
+
+    # before stdout is redirected: the handler would keep the replacement
+    from llamafactory.extras import logging as factory_logging
 
     loggers = [factory_logging.get_logger("llamafactory"), *map(logging.getLogger, ("transformers", "huggingface_hub"))]
     levels = [logger.level for logger in loggers]
@@ -271,7 +273,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Other values of environment variables meanwhile; None: unset."""
+    """Set environment variables inside (None: unset) and restore them afterwards."""
     before = {name: os.environ.get(name) for name in changes}
     _set_environment(changes)
     try:

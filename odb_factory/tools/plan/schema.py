@@ -1,4 +1,4 @@
-"""A plan as plain values, for `--json`."""
+"""A plan as JSON, for `--json`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 def failure_as_json(recipe: Path, reason: str) -> dict[str, Any]:
-    """In place of a plan where a run would fail for want of samples."""
+    """What replaces a plan if a run would fail because it has no samples."""
     return {"version": VERSION, "recipe": str(recipe), **_run((reason,))}
 
 

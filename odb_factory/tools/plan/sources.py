@@ -1,4 +1,4 @@
-"""Whether what a recipe names is there and can be read; looked for before LLaMA-Factory does, and after it failed."""
+"""Whether the model and datasets of a recipe exist and can be read; checked before LLaMA-Factory, and if it fails."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from odb_factory.tools.plan.recipe import Recipe, RecipeError, shorten
 SOURCES = {"file_name", *ELSEWHERE}
 """Keys of an entry that say where its data is."""
 DEMO = "odb_demo"
-"""Names that begin so are those of `odb-factory demo`."""
+"""The first part of paths that `odb-factory demo` makes."""
 
 
 def check_model(recipe: Recipe) -> None:
-    """Raise RecipeError if the recipe's model is a path at which there is none; a name of a hub is not looked up."""
+    """Raise RecipeError if the recipe's model is a local path that does not exist; hub names are not looked up."""
     path = recipe.model_args.model_name_or_path
     if os.path.isdir(path):
         if not os.listdir(path):
@@ -38,7 +38,7 @@ def check_model(recipe: Recipe) -> None:
 
 
 def check_data(recipe: Recipe) -> None:
-    """Raise RecipeError if the recipe's data sets are not described, or their files are not there."""
+    """Raise RecipeError if the recipe's datasets are not described, or their files do not exist."""
     data = recipe.data_args
     directory = data.dataset_dir
     if not isinstance(directory, str) or directory == "ONLINE" or directory.startswith("REMOTE:"):
@@ -67,7 +67,7 @@ def check_data(recipe: Recipe) -> None:
 
 
 def _check_entry(name: str, entry: Any, directory: str) -> None:
-    """Raise RecipeError for an entry of a shape that LLaMA-Factory could only trip over."""
+    """Raise RecipeError for an entry whose form would make LLaMA-Factory fail."""
     place = f"{os.path.join(directory, INFO_NAME)}: the entry of dataset {name}"
     if not isinstance(entry, dict):
         raise RecipeError(f'{place} must be a mapping such as {{"file_name": "rows.json"}}, got {entry!r}; correct it.')
@@ -75,13 +75,13 @@ def _check_entry(name: str, entry: Any, directory: str) -> None:
         raise RecipeError(f"{place} does not say where the data is; add file_name.")
     for key in SOURCES & entry.keys():
         if not isinstance(entry[key], str):
-            raise RecipeError(f"{place} has the {key} {entry[key]!r}, which must be a text; correct it.")
+            raise RecipeError(f"{place} has the {key} {entry[key]!r}, which must be a string; correct it.")
     for key in ("columns", "tags"):
         mapping = entry.get(key, {})
         if not isinstance(mapping, dict) or not all(
             value is None or isinstance(value, str) for value in mapping.values()
         ):
-            raise RecipeError(f"{place} has the {key} {mapping!r}, which must map names to texts; correct it.")
+            raise RecipeError(f"{place} has the {key} {mapping!r}, which must map names to strings; correct it.")
     file = entry.get("file_name")
     if file is not None and os.path.isdir(path := os.path.join(directory, file)) and not os.listdir(path):
         raise RecipeError(f"the directory {path} of dataset {name} is empty; put the data files there.")
@@ -93,13 +93,13 @@ def _read_info(recipe: Recipe, path: str) -> dict[str, Any]:
             info = json.load(file)
     except FileNotFoundError:
         raise RecipeError(
-            f"{recipe.path}: there is no {path}, which must describe the data sets; correct dataset_dir"
+            f"{recipe.path}: there is no {path}, which must describe the datasets; correct dataset_dir"
             f"{_prepared(recipe.data_args.dataset)}."
         ) from None
     except (OSError, ValueError) as error:
-        raise RecipeError(f"{path} cannot be read ({shorten(error)}); mend it.") from error
+        raise RecipeError(f"{path} cannot be read ({shorten(error)}); fix it.") from error
     if not isinstance(info, dict):
-        raise RecipeError(f"{path} does not describe data sets: it must map names to entries; mend it.")
+        raise RecipeError(f"{path} does not describe datasets: it must map names to entries; fix it.")
     return info
 
 
@@ -113,13 +113,13 @@ def _demo(path: str) -> str:
 
 
 def _prepared(names: Sequence[str]) -> str:
-    """How to get the data of our own recipes."""
+    """A hint on how to fetch the data, for the datasets of our own recipes."""
     commands = [command for command, public in SETS.items() if public.name in names]
     return f" (get the data with: odb-factory data {commands[0]})" if commands else ""
 
 
 def explain(recipe: Recipe, error: BaseException) -> None:
-    """Raise RecipeError where it can be told which field or file is at fault; else return."""
+    """Raise RecipeError if the field or file at fault can be identified, else return."""
     frames = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
     val_size = recipe.data_args.val_size
     if "train_test_split" in frames:
@@ -134,7 +134,7 @@ def explain(recipe: Recipe, error: BaseException) -> None:
         except OSError as unreadable:
             raise RecipeError(f"{file} of dataset {name} cannot be read ({unreadable}).") from error
         if fault is not None:
-            raise RecipeError(f"{file} of dataset {name} cannot be used: {fault}; mend the file.") from error
+            raise RecipeError(f"{file} of dataset {name} cannot be used: {fault}; fix the file.") from error
         columns = columns_of(file) if isinstance(key, str) else None
         if columns is not None and key not in columns and key in wanted_columns(recipe, name):
             raise RecipeError(
@@ -143,20 +143,20 @@ def explain(recipe: Recipe, error: BaseException) -> None:
             ) from error
         if key is not None and key in _message_keys(recipe, name):
             raise RecipeError(
-                f"a message in {file} has no {key}; mend the file, or correct tags of dataset {name} in "
+                f"a message in {file} has no {key}; fix the file, or correct tags of dataset {name} in "
                 f"{os.path.join(recipe.data_args.dataset_dir, INFO_NAME)}."
             ) from error
 
 
 def places(recipe: Recipe) -> str:
-    """The recipe's data sets that lie in files or folders of this machine, and where; empty: there are none."""
+    """The recipe's datasets in local files or folders, with their paths; empty if there are none."""
     directory = recipe.data_args.dataset_dir
     found = [(name, entry["file_name"]) for name, entry in entries(recipe).items() if "file_name" in entry]
     return ", ".join(f"{name} ({os.path.join(directory, file)})" for name, file in found)
 
 
 def entries(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """What dataset_info.json says of the recipe's data sets; empty where it is none on this machine."""
+    """The entries of the recipe's datasets in dataset_info.json; empty if there is no such local file."""
     directory = recipe.data_args.dataset_dir
     try:
         info = json.loads(Path(directory, INFO_NAME).read_text(encoding="utf-8"))
@@ -166,7 +166,7 @@ def entries(recipe: Recipe) -> dict[str, dict[str, Any]]:
 
 
 def _local_files(recipe: Recipe) -> Iterator[tuple[str, Path]]:
-    """(data set, file) of those that lie in files."""
+    """(dataset, file) for each local file."""
     for name, entry in entries(recipe).items():
         if set(ELSEWHERE) & entry.keys():
             continue
@@ -183,20 +183,20 @@ def _attributes(recipe: Recipe, name: str) -> Any:
 
 
 def _message_keys(recipe: Recipe, name: str) -> set[str]:
-    """What LLaMA-Factory reads of each message."""
+    """The keys that LLaMA-Factory reads in each message."""
     attributes = _attributes(recipe, name)
     return {attributes.role_tag, attributes.content_tag} if attributes.formatting == "sharegpt" else set()
 
 
 def wanted_columns(recipe: Recipe, name: str) -> set[str]:
-    """Columns that LLaMA-Factory reads of a data set of this machine."""
+    """The columns that LLaMA-Factory reads of a local dataset."""
     attributes = _attributes(recipe, name)
     fields = ("prompt", "query", "response", "history", "messages", "system", "tools", "images", "videos", "audios")
     return {column for field in fields if (column := getattr(attributes, field))}
 
 
 def fault_of(file: Path) -> str | None:
-    """What is wrong with a data file, and where; None: nothing that could be found. Raises OSError."""
+    """What is wrong with a data file, and where; None if nothing was found. Raises OSError."""
     if file.stat().st_size == 0:
         return "it is empty"
     if file.suffix == ".parquet":
@@ -210,7 +210,7 @@ def fault_of(file: Path) -> str | None:
     try:
         rows = _rows(text)
     except json.JSONDecodeError as error:
-        return f"it is no JSON at line {error.lineno}, column {error.colno} ({error.msg})"
+        return f"it is not valid JSON at line {error.lineno}, column {error.colno} ({error.msg})"
     except RecursionError:
         return "its JSON is nested too deep"
     if not isinstance(rows, list):
@@ -218,11 +218,11 @@ def fault_of(file: Path) -> str | None:
     if not rows:
         return "it holds no rows"
     odd = next((number for number, row in enumerate(rows, start=1) if not isinstance(row, dict)), None)
-    return None if odd is None else f"row {odd} is no mapping of columns to values"
+    return None if odd is None else f"row {odd} is not a mapping of columns to values"
 
 
 def _rows(text: str) -> Any:
-    """The rows of a JSON file, or of one with a JSON value on each line; json.JSONDecodeError names the file's line."""
+    """The rows of a JSON or JSON Lines file; json.JSONDecodeError has the line number in the file."""
     try:
         found = json.loads(text)
         return [found] if isinstance(found, dict) else found
@@ -252,7 +252,7 @@ def _parquet_fault(file: Path) -> str | None:
 
 
 def columns_of(file: Path) -> list[str] | None:
-    """Names of the first row's columns; None where this does not read them."""
+    """The column names of the first row; None for formats that are not read here."""
     if file.suffix in (".json", ".jsonl"):
         rows = _rows(file.read_text(encoding="utf-8"))
         return list(rows[0])

@@ -1,4 +1,4 @@
-"""A plan as text of at most 100 columns, with colours where a terminal shows it."""
+"""A plan as text of at most 100 columns, in colour on a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from odb_factory.tools.plan.prediction import Prediction, ranks_in_words
 
 WIDTH = 100
 BARS = 12
-"""Lines of the histogram, at most."""
+"""Most lines of the histogram."""
 BAR_WIDTH = 56
 
 VERDICTS = {
@@ -28,11 +28,11 @@ VERDICTS = {
 
 
 STYLES = {"Result": "bold", "Warning": "yellow", "A run would fail": "bold red"}
-"""By the word that a conclusion begins with."""
+"""By the first words of a conclusion."""
 
 
 def as_text(plan: Plan, *, terminal: bool = False) -> str:
-    """The whole plan; `terminal`: with the escape sequences for colours."""
+    """The whole plan; `terminal` adds the escape sequences for colours."""
     console = Console(force_terminal=terminal, width=2 * WIDTH, highlight=False, markup=False)
     with console.capture() as captured:
         for part in (_head(plan), _lengths(plan), _histogram(plan), _table(plan), _closing(plan)):
@@ -161,6 +161,6 @@ def _conclusions(plan: Plan) -> Iterator[str]:
     windows = f"; a host's windows then hold {size(memory.host(advice.depth))}" if advice.depth != depth else ""
     yield f"Depth:  odb_depth {advice.depth}: {advice.depth_reason}{windows}."
     yield f"Result: {VERDICTS[advice.verdict]}: {advice.verdict_reason}."
-    # last, where a terminal shows them
+    # last, so that they are in view on a terminal
     yield from (f"Warning: {warning}" for warning in plan.warnings)
     yield from (f"A run would fail: {stop}" for stop in plan.stops)

@@ -1,4 +1,4 @@
-"""Small raw files in the schemas in which the data sets are published."""
+"""Small raw files in the schemas in which the datasets are published."""
 
 from __future__ import annotations
 

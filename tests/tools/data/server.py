@@ -16,7 +16,7 @@ COMMIT = "8049631c405ae6576f93f445c6b8166f76f5505a"
 
 
 class Server(ThreadingHTTPServer):
-    """Serves files below a folder, and data sets of the Hub by repository below it."""
+    """Serves files below a folder, and datasets of the Hub by repository below it."""
 
     daemon_threads = True
 

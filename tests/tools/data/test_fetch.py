@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from odb_factory.tools.data import images as images_module
-from odb_factory.tools.data.images import Lacking, Web
+from odb_factory.tools.data.images import MissingImage, Web
 from odb_factory.tools.data.sets import SETS
 from tests.tools.data.raw import (
     jpeg,
@@ -42,7 +42,7 @@ sys.exit(cli.main(["data", *sys.argv[2:]]))
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Server]:
-    """The Hub, with the three data sets, and with COCO's images below /train2017."""
+    """The Hub, with the three datasets, and with COCO's images below /train2017."""
     folder = tmp_path / "hub"
     parts = write_ultrachat(tmp_path / "raw", [ultrachat_row(n) for n in range(30)])
     for name, part in zip(SETS["ultrachat"].files, sorted((parts / "data").iterdir()), strict=True):
@@ -120,7 +120,7 @@ def test_a_damaged_download_is_noticed(hub: Server, tmp_path: Path) -> None:
     put(tmp_path / f"data/llava_150k_raw/llava_instruct_150k.json.{etag[:16]}.part", b"something else")
     done = data(tmp_path, hub.url, "llava", images=f"{hub.url}/train2017/")
     assert done.returncode == 2
-    assert "llava_instruct_150k.json was damaged on its way; run again" in done.stderr
+    assert "llava_instruct_150k.json was damaged in transfer; run again" in done.stderr
     done = data(tmp_path, hub.url, "llava", images=f"{hub.url}/train2017/")
     assert "12 rows read, 12 written, 0 dropped" in done.stdout
 
@@ -164,7 +164,7 @@ def test_a_server_that_stops_answering(hub: Server, tmp_path: Path, monkeypatch:
         images.get(["000000000001.jpg"])
     assert len(hub.requests) == 3
     hub.status = {"000000000001.jpg": 404}
-    assert isinstance(images.get(["000000000001.jpg"])["000000000001.jpg"], Lacking)
+    assert isinstance(images.get(["000000000001.jpg"])["000000000001.jpg"], MissingImage)
 
 
 def test_an_image_whose_transfer_breaks_off(hub: Server, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_file_that_is_gone(hub: Server, tmp_path: Path) -> None:
     shutil.rmtree(hub.folder / "liuhaotian")
     done = data(tmp_path, hub.url, "llava")
     assert done.returncode == 2
-    assert "could not fetch llava_instruct_150k.json of liuhaotian/LLaVA-Instruct-150K: it is not there any more" in (
+    assert "could not fetch llava_instruct_150k.json of liuhaotian/LLaVA-Instruct-150K: it no longer exists" in (
         done.stderr
     )
     hub.status["llava_instruct_150k.json"] = 500

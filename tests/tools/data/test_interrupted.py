@@ -51,7 +51,7 @@ cli.main(["data", *sys.argv[3:]])
 
 
 def raw(kind: str, folder: Path) -> Path:
-    """A raw data set with a broken row and, if it has images, a missing one."""
+    """A raw dataset with a broken row and, if it has images, a missing one."""
     if kind == "ultrachat":
         rows = [ultrachat_row(n) for n in range(ROWS)]
         rows[6]["messages"][0]["role"] = "nobody"

@@ -87,7 +87,7 @@ def test_a_file_from_elsewhere_is_not_overwritten(command: Command) -> None:
     mine.parent.mkdir()
     mine.write_text("mine\n")
     error = command("ultrachat", "--source", raw_lines(Path("raw.jsonl")), status=2)
-    assert f"data/{NAME}.jsonl is there already, and no {NAME}_report.json says that this command made it" in error
+    assert f"data/{NAME}.jsonl already exists, and no {NAME}_report.json says that this command made it" in error
     assert mine.read_text() == "mine\n"
     mine.rename("data/other.jsonl")
     command("ultrachat", "--source", "raw.jsonl")
@@ -117,7 +117,7 @@ def test_what_follows_a_list_is_noticed(command: Command, second: str) -> None:
     path = source / "llava_instruct_150k.json"
     path.write_text(path.read_text() + second)
     error = command("llava", "--source", source, status=2)
-    assert "goes on after the end of its list (row 3), as if several files had been joined" in error
+    assert "continues after the end of its list (row 3), as if several files had been joined" in error
     assert not Path("data/llava_150k.jsonl").exists()
 
 
@@ -152,7 +152,7 @@ def test_damaged_parquet(command: Command) -> None:
     path.write_bytes(content)
     error = command("ultrachat", "--source", folder, status=2)
     assert f"{path} is not a readable Parquet file (" in error
-    assert error.rstrip().endswith("); fetch it again.")
+    assert error.rstrip().endswith("); download it again.")
 
 
 def test_a_line_nested_too_deeply(command: Command) -> None:
@@ -256,7 +256,7 @@ def test_a_file_that_may_not_grow_and_then_may(tmp_path: Path) -> None:
         [*limited, *command, str(tmp_path / "a")], capture_output=True, text=True, timeout=60, check=False
     )
     assert stopped.returncode == 2, stopped.stderr
-    assert "File too large; mend that, and run the same command again: it continues where" in stopped.stderr
+    assert "File too large; fix that, and run the same command again: it continues where" in stopped.stderr
     assert json.loads((tmp_path / "a" / f"{NAME}_state.json").read_text())["rows"] >= 256
     for name in "ab":
         subprocess.run([*command, str(tmp_path / name)], capture_output=True, timeout=60, check=True)
@@ -310,7 +310,7 @@ def test_a_broken_archive_beside_a_whole_folder_does_not_matter(command: Command
     (source / "train2017" / rows[0]["image"]).unlink()
     os.utime(source / "llava_instruct_150k.json", (1, 1))
     error = command("llava", "--source", source, status=2)
-    assert "train2017.zip is not a whole zip file; fetch it again, or move it away." in error
+    assert "train2017.zip is not a whole zip file; download it again, or move it away." in error
 
 
 @pytest.mark.parametrize("kind", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])

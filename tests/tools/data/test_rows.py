@@ -34,7 +34,7 @@ def test_an_empty_list(tmp_path: Path) -> None:
 def test_a_list_that_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "list.json"
     path.write_text(json.dumps([{"n": n} for n in range(10)])[:-12])
-    with pytest.raises(ValueError, match=r"list\.json is not valid JSON after row 8; .*fetch it again"):
+    with pytest.raises(ValueError, match=r"list\.json is not valid JSON after row 8; .*download it again"):
         list(read_rows(path, []))
 
 

@@ -142,7 +142,7 @@ def test_variables_switched_off_are_fine() -> None:
         ),
         (
             {"NNODES": "2", "MASTER_ADDR": "10.0.0.1"},
-            "NNODES=2, but MASTER_PORT is not set: each node would draw its own",
+            "NNODES=2, but MASTER_PORT is not set: each node would choose its own",
         ),
     ],
 )
@@ -298,13 +298,13 @@ def test_processes_of_a_control_group(tmp_path: Path, allowed: int, status: Stat
 def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     bad = only_failure(looked("storage", environ=clean(HF_HOME=str(tmp_path / "file"), HF_DATASETS_CACHE="")))
-    assert bad.found == f"data sets cannot be cached in {tmp_path / 'file' / 'datasets'}: Not a directory"
+    assert bad.found == f"datasets cannot be cached in {tmp_path / 'file' / 'datasets'}: Not a directory"
     assert "HF_HOME" in bad.remedy
 
 
 def test_cache_folder_is_only_made_by_a_run(tmp_path: Path) -> None:
     checks = looked("storage", environ=clean(HF_DATASETS_CACHE=str(tmp_path / "new" / "cache")))
-    assert any(f"data sets are cached in {tmp_path / 'new' / 'cache'}" in check.found for check in checks)
+    assert any(f"datasets are cached in {tmp_path / 'new' / 'cache'}" in check.found for check in checks)
     assert not (tmp_path / "new").exists()
 
 
@@ -373,7 +373,7 @@ def test_a_driver_without_a_gpu_through_the_real_probe(tmp_path: Path) -> None:
     ("changed", "status", "said"),
     [
         ({}, Status.OK, "0: NVIDIA H200, 140 GiB, compute capability 9.0, CUDA 12.8, computes in bf16"),
-        ({"capability": [7, 5]}, Status.WARN, "no bf16 of its own"),
+        ({"capability": [7, 5]}, Status.WARN, "no native bf16"),
         ({"free": 3 * 2**30}, Status.WARN, "of which only 3.0 GiB are free"),
         (
             {"error": "CUDA error: no kernel image"},

@@ -26,8 +26,8 @@ def test_an_answer_among_other_output() -> None:
     ("code", "said"),
     [
         ("raise SystemExit('no room')", "ended with exit status 1: no room"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended by signal SIGSEGV, without a word"),
-        ("print('no answer')", "ended with exit status 0, without a word"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended by signal SIGSEGV, without a message"),
+        ("print('no answer')", "ended with exit status 0, without a message"),
     ],
 )
 def test_no_answer_says_why(code: str, said: str) -> None:
@@ -71,7 +71,7 @@ def test_the_end_ends_what_runs() -> None:
         time.sleep(0.01)
     processes.close()
     thread.join(30)
-    assert said == ["ended by signal SIGKILL, without a word"]
+    assert said == ["ended by signal SIGKILL, without a message"]
 
 
 def test_nothing_starts_after_the_end() -> None:

@@ -51,8 +51,8 @@ def test_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "steps", "said"),
     [
-        ([0, 1], [2], (2, 2), "of 4 samples 3 came (3 unique)"),
-        ([0, 1, 1], [2, 3], (2, 2), "of 4 samples 5 came (4 unique)"),
+        ([0, 1], [2], (2, 2), "of 4 samples 3 were emitted (3 unique)"),
+        ([0, 1, 1], [2, 3], (2, 2), "of 4 samples 5 were emitted (4 unique)"),
         ([0, 1], [2, 3], (2, 3), "in {2, 3} steps"),
     ],
 )

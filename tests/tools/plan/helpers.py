@@ -1,4 +1,4 @@
-"""`odb-factory plan` as a user calls it, and data sets for it."""
+"""`odb-factory plan` as a user calls it, and datasets for it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 
 
 def data_set(folder: Path, rows: list[dict[str, Any]], **info: Any) -> dict[str, Any]:
-    """Recipe fields of a data set of these rows."""
+    """Recipe fields of a dataset of these rows."""
     (folder / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
     (folder / "dataset_info.json").write_text(
         json.dumps({"rows": {"file_name": "rows.json", **info}}), encoding="utf-8"

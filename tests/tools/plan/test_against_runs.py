@@ -72,7 +72,7 @@ def check_standard(plan: Plan, run: Finished) -> None:
 
 @pytest.fixture
 def mixed(demo: DemoPaths, tmp_path: Path) -> dict[str, Any]:
-    """Recipe fields of a data set with rows that stock LLaMA-Factory drops: the demo's, and some without an answer."""
+    """Recipe fields of a dataset with rows that stock LLaMA-Factory drops: the demo's, and some without an answer."""
     rows = json.loads((demo.data / "odb_demo.json").read_text(encoding="utf-8"))[:27]
     for place in (4, 11, 20):
         rows.insert(place, {"conversations": [{"from": "human", "value": "Nobody answers."}], "images": []})

@@ -36,14 +36,14 @@ class TestCommandLine:
 
     def test_what_is_none_is_told(self, capsys: pytest.CaptureFixture[str], write: Write) -> None:
         line = refusal(capsys, write(), "--samples", "4", "odb_depth")
-        assert "'odb_depth' is no override; write key=value" in line
+        assert "'odb_depth' is not an override; write key=value" in line
 
     @pytest.mark.parametrize(
         ("arguments", "told"),
         [
             (["plan", "r.yaml", "--nope"], "unrecognized arguments: --nope"),
             (["demo", "a=1"], "unrecognized arguments: a=1"),
-            (["plan", "r.yaml", "--seed", "9" * 20], "is no integer from 0 to 4294967295"),
+            (["plan", "r.yaml", "--seed", "9" * 20], "is not an integer from 0 to 4294967295"),
         ],
     )
     def test_unknown_options(self, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str) -> None:
@@ -71,15 +71,21 @@ def test_a_field_of_the_recipe_is_named(
 ) -> None:
     line = refusal(capsys, write(**{field: value}))
     assert re.search(sentence, line), line
-    assert "mend the data" not in line
+    assert "fix the data" not in line
 
 
 ENTRIES: list[tuple[Any, str]] = [
-    ({"file_name": 3}, "the entry of dataset rows has the file_name 3, which must be a text; correct it"),
+    ({"file_name": 3}, "the entry of dataset rows has the file_name 3, which must be a string; correct it"),
     ("rows.json", "the entry of dataset rows must be a mapping such as .*, got 'rows.json'; correct it"),
     ({}, "the entry of dataset rows does not say where the data is; add file_name"),
-    ({"file_name": "rows.json", "columns": "foo"}, "has the columns 'foo', which must map names to texts; correct it"),
-    ({"file_name": "rows.json", "tags": {"role_tag": 3}}, "has the tags .*, which must map names to texts; correct it"),
+    (
+        {"file_name": "rows.json", "columns": "foo"},
+        "has the columns 'foo', which must map names to strings",
+    ),
+    (
+        {"file_name": "rows.json", "tags": {"role_tag": 3}},
+        "has the tags .*, which must map names to strings",
+    ),
     ({"file_name": "."}, "."),
 ]
 
@@ -97,11 +103,11 @@ def test_an_entry_is_broken(
 FILES: list[tuple[bytes, str]] = [
     (b"", "it is empty"),
     (b"[]", "it holds no rows"),
-    (b'[{"a": 1},\n {"b"}]', "it is no JSON at line 2, column 6"),
-    (b'{"a": 1}\n{"a": \n', "it is no JSON at line 2, column "),
+    (b'[{"a": 1},\n {"b"}]', "it is not valid JSON at line 2, column 6"),
+    (b'{"a": 1}\n{"a": \n', "it is not valid JSON at line 2, column "),
     (b"\xff\xfe[", "it is not UTF-8 (byte 0)"),
     (b"[" * 200_000, "its JSON is nested too deep"),
-    (b'[{"a": 1}, "b"]', "row 2 is no mapping of columns to values"),
+    (b'[{"a": 1}, "b"]', "row 2 is not a mapping of columns to values"),
     (b"3", "it holds no list of rows"),
 ]
 
@@ -126,7 +132,7 @@ class TestDataFiles:
         (tmp_path / "rows.json").write_bytes(content)
         line = refusal(capsys, write(**fields))
         assert f"{tmp_path / 'rows.json'} of dataset rows cannot be used: it is " in line
-        assert line.endswith("; mend the file.")
+        assert line.endswith("; fix the file.")
 
     def test_a_parquet_file_is_none(self, capsys: pytest.CaptureFixture[str], write: Write, tmp_path: Path) -> None:
         fields = data_set(tmp_path, [], file_name="rows.parquet")
@@ -141,13 +147,13 @@ class TestDataFiles:
         info["columns"]["messages"] = "talk"  # type: ignore[index]
         line = refusal(capsys, write(**data_set(tmp_path, rows, **info, tags={"role_tag": "role"})))
         assert "a message in " in line
-        assert "has no role; mend the file, or correct tags of dataset rows" in line
+        assert "has no role; fix the file, or correct tags of dataset rows" in line
 
     def test_anything_else_names_the_file_too(
         self, capsys: pytest.CaptureFixture[str], write: Write, tmp_path: Path
     ) -> None:
         line = refusal(capsys, write(**data_set(tmp_path, [{"instruction": 1}, {"instruction": "a"}])))
-        assert f"the data set rows ({tmp_path / 'rows.json'}) could not be loaded: " in line
+        assert f"the dataset rows ({tmp_path / 'rows.json'}) could not be loaded: " in line
 
 
 @pytest.mark.parametrize("there", [True, False])

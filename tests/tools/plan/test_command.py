@@ -196,7 +196,7 @@ class TestBadSamples:
         rows = [{**row, "instruction": "See <image>"} for row in ROWS]
         line = failure(capsys, write(**data_set(tmp_path, rows)))
         assert "none of the 30 rows that were read is usable (the first: " in line
-        assert "mend the data" in line
+        assert "fix the data" in line
 
 
 class TestOverlong:
@@ -251,12 +251,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("stage", {"stage": "dpo"}, "stage dpo is not supported by odb; plan a recipe of stage sft"),
     ("misspelt", {"odb_depht": 4}, r"no field odb_depht \(did you mean odb_depth\?\); correct or remove it"),
     ("wrong type", {"cutoff_len": "long"}, "cutoff_len must be a positive integer, got 'long'; correct it"),
-    ("bad value", {"odb_alignment": "best"}, "odb_alignment must be one of carry, max, got 'best'; mend the recipe"),
-    ("zero budget", {"odb_token_budget": 0}, "odb_token_budget must be a positive integer, got 0; mend the recipe"),
+    ("bad value", {"odb_alignment": "best"}, "odb_alignment must be one of carry, max, got 'best'; fix the recipe"),
+    ("zero budget", {"odb_token_budget": 0}, "odb_token_budget must be a positive integer, got 0; fix the recipe"),
     ("contradiction", {"packing": True}, "odb: true contradicts this recipe: packing .* remove them from the recipe"),
     ("no template", {"template": "qwen33"}, "template qwen33: .*; correct template"),
-    ("no such type", {"finetuning_type": "lorra"}, "Invalid fine-tuning method.*; mend the recipe"),
-    ("no dataset", {"dataset": None}, "Please specify dataset for training; mend the recipe"),
+    ("no such type", {"finetuning_type": "lorra"}, "Invalid fine-tuning method.*; fix the recipe"),
+    ("no dataset", {"dataset": None}, "Please specify dataset for training; fix the recipe"),
 ]
 
 
@@ -279,7 +279,7 @@ class TestFiles:
         [
             (b"a: [1, 2\nb: 3\n", "cannot be read as YAML (line 2, column 2"),
             (b"\xff\xfe\x00\x01", "cannot be read as YAML"),
-            (b"- a\n- b\n", "is no recipe"),
+            (b"- a\n- b\n", "is not a recipe"),
             (b"", "has no `odb: true`"),
         ],
         ids=["yaml", "encoding", "list", "empty"],
@@ -292,7 +292,7 @@ class TestFiles:
         assert what in refusal(capsys, path)
 
     def test_an_override_is_none(self, capsys: pytest.CaptureFixture[str], write: Write) -> None:
-        assert "'odb_depth' is no override; write key=value" in refusal(capsys, write(), "odb_depth")
+        assert "'odb_depth' is not an override; write key=value" in refusal(capsys, write(), "odb_depth")
 
     def test_the_figure_cannot_be_written(self, capsys: pytest.CaptureFixture[str], write: Write) -> None:
         assert "ends in .png" in refusal(capsys, write(), "--plot", "figure.pdf")
@@ -302,13 +302,13 @@ class TestFiles:
         self, capsys: pytest.CaptureFixture[str], write: Write, tmp_path: Path
     ) -> None:
         fields = data_set(tmp_path, [])
-        assert "rows.json of dataset rows cannot be used: it holds no rows; mend" in refusal(capsys, write(**fields))
+        assert "rows.json of dataset rows cannot be used: it holds no rows; fix" in refusal(capsys, write(**fields))
         (tmp_path / "rows.json").unlink()
         assert "rows.json of dataset rows does not exist; put it there" in refusal(capsys, write(**fields))
         (tmp_path / "dataset_info.json").write_text("{", encoding="utf-8")
         assert "dataset_info.json cannot be read" in refusal(capsys, write(**fields))
         (tmp_path / "dataset_info.json").unlink()
-        assert "dataset_info.json, which must describe the data sets" in refusal(capsys, write(**fields))
+        assert "dataset_info.json, which must describe the datasets" in refusal(capsys, write(**fields))
 
     def test_the_columns_are_wrong(self, capsys: pytest.CaptureFixture[str], write: Write, tmp_path: Path) -> None:
         line = refusal(capsys, write(**data_set(tmp_path, [{"question": "a", "answer": "b"}])))

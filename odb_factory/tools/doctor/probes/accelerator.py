@@ -51,7 +51,7 @@ def _gpu(index: int) -> dict[str, Any]:
         seen |= {"free": free, "total": total}
         half = torch.ones(16, 16, dtype=torch.bfloat16, device=f"cuda:{index}")
         if (half @ half).float().sum().item() != 16**3:
-            seen["error"] = "a small product in bf16 came out wrong"
+            seen["error"] = "a small matrix product in bf16 gave a wrong result"
     except RuntimeError as error:
         seen["error"] = (str(error).splitlines() or [type(error).__name__])[0]
     return seen

@@ -39,7 +39,7 @@ DEADLINE = 60.0
 
 @dataclass(frozen=True)
 class _Lengths:
-    """A data set of text samples of uneven length."""
+    """A dataset of text samples of uneven length."""
 
     size: int
 
