@@ -250,7 +250,7 @@ def test_too_few_samples(tmp_path: Path, samples: int) -> None:
 def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "precious.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="name a new or empty directory"):
+    with pytest.raises(FileExistsError, match="choose a new or empty directory"):
         make_demo(tmp_path, samples=8)
     with pytest.raises(FileExistsError, match="is a file"):
         make_demo(tmp_path / "model" / "precious.txt", samples=8)

@@ -1,1 +1,1 @@
-"""Public datasets made ready for LLaMA-Factory: fetched or read from a local copy, converted, checked, reported."""
+"""Prepares public datasets for LLaMA-Factory: download or local copy, conversion, checks, report."""

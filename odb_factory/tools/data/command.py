@@ -1,4 +1,4 @@
-"""`odb-factory data`: a public dataset, fetched, converted and checked for LLaMA-Factory."""
+"""`odb-factory data`: downloads a public dataset, converts it for LLaMA-Factory and checks it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prepare it; returns the exit status."""
+    """Prepare the dataset; returns the exit status."""
     known = SETS[options.set]
     try:
         report = prepare(Job(known, options.dir, options.limit, options.source))
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def summary(known: Any, report: dict[str, Any], folder: Path) -> list[str]:
-    """The report of a run in lines."""
+    """The report of a run, as lines."""
     total = sum(report["dropped"].values())
     again = "" if report["new"] else " (from an earlier run)"
     lines = [f"{known.title}: {report['rows']:,} rows read, {report['written']:,} written, {total:,} dropped{again}"]

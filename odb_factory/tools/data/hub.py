@@ -1,6 +1,6 @@
-"""Files of datasets on the Hugging Face Hub. Its client does the asking; a file that was cut off goes on where it was.
+"""Downloads dataset files from the Hugging Face Hub with its own client, and resumes interrupted downloads.
 
-The client itself starts a file anew in every process (1.x), which for some gigabytes is no way to resume.
+On its own, the client (1.x) starts a file over in every new process, which is too slow for files of some gigabytes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 5.0
-"""How long the Hub may take to say what a file is."""
+"""How long the Hub may take to describe a file."""
 
 TERMS = (
     "its owners ask you to accept their terms on its page of the Hugging Face Hub and to log in (`hf auth login`, or "
@@ -20,13 +20,13 @@ GONE = "it no longer exists, or needs a login (`hf auth login`, or HF_TOKEN)"
 
 
 def hub_file(repository: str, name: str, revision: str | None, target: Path, instead: str) -> Path:
-    """A file of a dataset: from `target` or the Hub's own cache if it is there, else fetched into `target`.
+    """A file of a dataset: from `target` or the Hub's own cache if it is there, else downloaded into `target`.
 
     Args:
-        instead: what to do without the Hub, a sentence.
+        instead: a sentence about what to do without the Hub.
 
     Raises:
-        OSError: it cannot be had; one sentence that says why and what to do.
+        OSError: it cannot be downloaded; the message says why and what to do.
     """
     import httpx
     from huggingface_hub import errors as hub
@@ -55,14 +55,15 @@ def hub_file(repository: str, name: str, revision: str | None, target: Path, ins
 
 
 def _fetch(url: str, metadata: Any, path: Path) -> Path:
-    """Fetch a file, or the rest of it; its size and, where the Hub knows it, its check sum are compared."""
+    """Download a file or the rest of it; verify its size and, if the Hub gives one, its checksum."""
     import httpx
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
 
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{(metadata.etag or 'unknown')[:16]}.part")
-    same_host = httpx.URL(metadata.location).host == httpx.URL(url).host  # elsewhere it is a signed address
+    # elsewhere it is a signed URL, which must not get the user's token
+    same_host = httpx.URL(metadata.location).host == httpx.URL(url).host
     headers = build_hf_headers() if same_host else {}
     with part.open("ab") as file:
         if metadata.size is not None and file.tell() > metadata.size:

@@ -1,4 +1,4 @@
-"""The images of a dataset: found in a folder, taken out of an archive or fetched one by one; each decoded once."""
+"""The images of a dataset: found in folders, unpacked from an archive or downloaded; each is decoded as a check."""
 
 from __future__ import annotations
 
@@ -16,53 +16,53 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 THREADS = 16
-"""Images that are fetched at once."""
+"""Images that are fetched concurrently."""
 
 DECODERS = 4
-"""Images that are decoded at once; a large one takes some hundred megabytes."""
+"""Images that are decoded concurrently; a large one takes some hundred megabytes."""
 
 ATTEMPTS = 3
-"""How often an image is asked for, from a server that has given one before; a silent one is given up at once."""
+"""Attempts per image, if the server has delivered one before; otherwise one."""
 
 SECONDS = 10.0
-"""How long a server may be silent."""
+"""How long a server may take to respond."""
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp"}
-"""Of files that are taken for images where it only matters whether there are any."""
+"""Suffixes of image files, for finding out whether there are any images at all."""
 
 ENTRIES = 10_000
-"""Folders that are looked into for any image; a user's home may be among them."""
+"""Most folders that are searched for any image; the root may be a user's home directory."""
 
 NOT_FOUND = "image not found"
 UNDECODABLE = "image that cannot be decoded"
 DAMAGED = "image that is damaged in the archive"
 MISSING_REASONS = {NOT_FOUND, UNDECODABLE, DAMAGED}
-"""Why an image cannot be had: all reasons of `MissingImage`."""
+"""All reasons of `MissingImage`."""
 
 
 class MissingImage(Exception):
-    """An image that cannot be had; the text is the reason, the same for every image of its kind."""
+    """An image is missing or unusable; the message is one of a few fixed reasons."""
 
 
 class Images(ABC):
-    """Images by the names that the dataset gives them."""
+    """Images by their names in the dataset."""
 
     @abstractmethod
     def get(self, names: Iterable[str]) -> dict[str, Path | MissingImage]:
-        """A readable file for each name, or why there is none.
+        """A readable file for each name, or the reason why there is none.
 
         Raises:
-            ValueError: what should hold them is broken as a whole.
-            OSError: nothing can be said, since a server or a disk does not answer.
+            ValueError: the archive is broken as a whole.
+            OSError: unknown, because a server or a disk failed.
         """
 
     @abstractmethod
     def any(self) -> bool:
-        """Whether there is any image at all, whatever its name."""
+        """Whether there is any image at all, under any name."""
 
 
 class Place(Images):
-    """One place where images are; each is looked for and decoded once."""
+    """One location of images; each image is looked up and decoded once."""
 
     def __init__(self) -> None:
         self._known: dict[str, Path | MissingImage] = {}
@@ -70,15 +70,15 @@ class Place(Images):
 
     @abstractmethod
     def locate(self, name: str) -> Path:
-        """The file of an image, made if need be; runs in several threads.
+        """The file of an image, created if necessary; runs in several threads.
 
         Raises:
             MissingImage: there is no such image.
-            OSError: nothing can be said, since a server or a disk does not answer.
+            OSError: unknown, because a server or a disk failed.
         """
 
     def kept(self, name: str) -> Path | None:
-        """The file that an earlier run has made, if there is one."""
+        """The file that an earlier run created, if there is one."""
         return None
 
     def get(self, names: Iterable[str]) -> dict[str, Path | MissingImage]:
@@ -87,8 +87,8 @@ class Place(Images):
         if new:
             pool = ThreadPoolExecutor(THREADS)
             try:
-                with warnings.catch_warnings():  # here, since it is for all threads at once
-                    warnings.simplefilter("ignore")  # Pillow's about metadata and sizes; what matters raises
+                with warnings.catch_warnings():  # here, since warning filters are shared by all threads
+                    warnings.simplefilter("ignore")  # Pillow warns about metadata and sizes; real problems raise
                     self._known.update(zip(new, pool.map(self._checked, new), strict=True))
             finally:
                 pool.shutdown(cancel_futures=True)
@@ -99,7 +99,7 @@ class Place(Images):
             kept = self.kept(name)
             if kept is not None and self._decodes(kept):
                 return kept
-            path = self.locate(name)  # also instead of a kept one that is cut off, as a power failure leaves it
+            path = self.locate(name)  # also if the kept file is truncated, as after a power failure
             with self._decoders:
                 _decode(path)
         except MissingImage as reason:
@@ -120,21 +120,21 @@ class Place(Images):
 
 
 def _decode(path: Path) -> None:
-    """Read the whole image, JPEG at an eighth of its size, which still notices one that is cut off."""
+    """Decode the whole image (JPEG at an eighth of its size, which still detects truncation)."""
     from PIL import Image
 
     try:
         with Image.open(path) as image:
             image.draft("RGB", (image.width // 8, image.height // 8))
             image.load()
-    except Exception as error:  # Pillow's decoders raise whatever the bytes lead them to
+    except Exception as error:  # Pillow's decoders may raise anything
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the disk, not the image
         raise MissingImage(UNDECODABLE) from None
 
 
 class Folders(Place):
-    """Images that lie in one of several folders."""
+    """Images in one of several folders."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         super().__init__()
@@ -156,10 +156,10 @@ class Folders(Place):
 
 
 class Archive(Place):
-    """Images in a zip file, found by name wherever they lie in it, and written to `target` once."""
+    """Images in a zip file, found by name in any of its folders, and written to `target` once."""
 
     def __init__(self, archive: Path, target: Path) -> None:
-        """ValueError if `archive` is no zip file."""
+        """ValueError if `archive` is not a zip file."""
         super().__init__()
         try:
             self._zip = zipfile.ZipFile(archive)
@@ -184,7 +184,7 @@ class Archive(Place):
             raise MissingImage(NOT_FOUND)
         try:
             content = self._zip.read(member)
-        except Exception as error:  # the decompressors raise whatever the bytes lead them to
+        except Exception as error:  # the decompressors may raise anything
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # the disk, not the archive
             raise MissingImage(DAMAGED) from None
@@ -192,10 +192,10 @@ class Archive(Place):
 
 
 class Web(Place):
-    """Images that a web server has under `base`, written to `target` once."""
+    """Images on a web server under `base`, written to `target` once."""
 
     def __init__(self, base: str, target: Path, instead: str) -> None:
-        """`instead`: what to do where the server cannot be reached, a sentence."""
+        """`instead`: a sentence about what to do if the server cannot be reached."""
         import httpx
 
         super().__init__()
@@ -216,7 +216,7 @@ class Web(Place):
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 answer = self._client.get(url)
-            except httpx.RequestError as error:  # also of an answer that is cut off
+            except httpx.RequestError as error:  # also for a truncated response
                 problem = str(error) or type(error).__name__
             else:
                 if answer.is_success:
@@ -232,7 +232,7 @@ class Web(Place):
 
 
 class Several(Images):
-    """Several places, each asked for what those before it lack, and opened only then."""
+    """Several locations; each is opened and searched only for images missing in those before it."""
 
     def __init__(self, places: Sequence[Callable[[], Images]]) -> None:
         self._closed = list(places)
@@ -244,7 +244,7 @@ class Several(Images):
         for place in self._places():
             for name, image in place.get(wanted).items():
                 before = found.get(name)
-                if before is None or isinstance(image, Path) or str(before) == NOT_FOUND:  # others say more
+                if before is None or isinstance(image, Path) or str(before) == NOT_FOUND:  # other reasons say more
                     found[name] = image
             wanted = {name for name in wanted if isinstance(found[name], MissingImage)}
             if not wanted:
@@ -271,12 +271,12 @@ def _file(path: Path) -> Path | None:
 
 
 def _write(path: Path, content: bytes) -> Path:
-    """Write a file that is there whole or not at all."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = Path(f"{path}.part")
     with part.open("wb") as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())  # else a power failure may leave the name without the bytes
+        os.fsync(file.fileno())  # else a power failure may leave an empty file
     os.replace(part, path)
     return path

@@ -1,4 +1,4 @@
-"""The converted file while it grows: committed in steps, continued after an interruption, there only when whole."""
+"""The output files of a conversion: written in steps, continued after an interruption, renamed when complete."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any
 
 INFO_NAME = "dataset_info.json"
-"""Where LLaMA-Factory looks for the datasets of a folder."""
+"""LLaMA-Factory's description of the datasets in a folder."""
 
 ELSEWHERE = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
-"""Keys of an entry there that say that its data lie elsewhere than in a local file; LLaMA-Factory prefers them."""
+"""Keys of an entry whose data is not in a local file; LLaMA-Factory prefers them to `file_name`."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a conversion has come; what the state file holds."""
+    """The progress of a conversion, as in the state file."""
 
     identity: dict[str, Any]
-    """What is converted and how; a state of another identity is not continued."""
+    """What is converted and how; a state with another identity is not continued."""
     rows: int = 0
-    """Raw rows that are done."""
+    """Processed raw rows."""
     written: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     """Dropped rows by reason."""
@@ -37,7 +37,7 @@ class Progress:
 class Output:
     """`NAME.jsonl` and `NAME_dropped.jsonl` of a folder, written as `.part` files beside a state file.
 
-    A step is either whole or has not happened: bytes behind the last commit are cut off before more is written.
+    Steps are atomic: bytes after the last commit are truncated before more is written.
     """
 
     def __init__(self, folder: Path, name: str, identity: dict[str, Any]) -> None:
@@ -51,7 +51,7 @@ class Output:
 
     @property
     def part(self) -> Path:
-        """The data as far as they are committed."""
+        """The file of data committed so far."""
         return self._parts[0]
 
     def _found(self, identity: dict[str, Any]) -> Progress | None:
@@ -65,10 +65,10 @@ class Output:
         return progress if whole and progress.identity == identity else None
 
     def commit(self, rows: int, samples: Sequence[dict[str, Any]], dropped: Sequence[dict[str, Any]]) -> None:
-        """Add what became of the next `rows` raw rows. `dropped` have a `reason` each.
+        """Add the results of the next `rows` raw rows; each of `dropped` has a `reason`.
 
         Raises:
-            ValueError: samples and dropped rows are not as many as rows.
+            ValueError: `rows` is not the number of samples and dropped rows.
         """
         if rows != len(samples) + len(dropped):
             raise ValueError(f"{rows} rows became {len(samples)} samples and {len(dropped)} dropped rows.")
@@ -85,7 +85,7 @@ class Output:
         write_json(self._state, state)
 
     def close(self) -> None:
-        """Leave everything as it is, to be continued; where nothing was committed, leave nothing."""
+        """Keep the files to be continued later; if nothing was committed, remove them."""
         for file in self._files:
             file.close()
         if not self.progress.rows:
@@ -96,16 +96,16 @@ class Output:
             part.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Give up what was done, so that the next run begins anew."""
+        """Remove all progress, so that the next run starts over."""
         self.close()
         self._remove_parts()
-        if self.report.exists() or not self.data.exists():  # else the state says that these data are ours
+        if self.report.exists() or not self.data.exists():  # otherwise the state proves that this data is ours
             self._state.unlink(missing_ok=True)
 
     def finish(self, report: dict[str, Any]) -> None:
-        """Give the files their names. A file of dropped rows is there only if there are any."""
+        """Rename the files. There is a file of dropped rows only if there are any."""
         self.close()
-        self.report.unlink(missing_ok=True)  # it vouches for the data; between the two there is none
+        self.report.unlink(missing_ok=True)  # it must never describe other data than what is there
         if self.progress.dropped:
             self._parts[1].replace(self.dropped)
         else:
@@ -117,10 +117,10 @@ class Output:
 
 
 def claim(folder: Path, name: str, sources: Iterable[Path]) -> None:
-    """Make sure that nothing of the user's will be overwritten.
+    """Make sure that no file of the user will be overwritten.
 
     Raises:
-        ValueError: a source is one of the files that will be written, or there are such files that are not ours.
+        ValueError: a source is one of the files to write, or such a file exists and is not ours.
     """
     paths = {end: folder / f"{name}{end}" for end in (".jsonl", "_dropped.jsonl", "_report.json", "_state.json")}
     written = [path for path in paths.values() if path.exists()]
@@ -137,7 +137,7 @@ def claim(folder: Path, name: str, sources: Iterable[Path]) -> None:
 
 
 def finished(folder: Path, name: str, identity: dict[str, Any]) -> dict[str, Any] | None:
-    """The report of an earlier run that made the very same data, if they are still there."""
+    """The report of an earlier run with the same identity, if its data still exists."""
     try:
         report: dict[str, Any] = json.loads((folder / f"{name}_report.json").read_text(encoding="utf-8"))
         same = report["identity"] == identity and report["bytes"] == (folder / f"{name}.jsonl").stat().st_size
@@ -147,7 +147,7 @@ def finished(folder: Path, name: str, identity: dict[str, Any]) -> dict[str, Any
 
 
 def _open_at(path: Path, length: int) -> Any:
-    """Open a file to write behind its first `length` bytes; what lies behind them is cut off."""
+    """Open a file for writing after its first `length` bytes; the rest is truncated."""
     file = path.open("r+b" if length else "wb")
     file.truncate(length)
     file.seek(length)
@@ -155,7 +155,7 @@ def _open_at(path: Path, length: int) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a file that is old or new at any time, never half of it."""
+    """Write a JSON file atomically."""
     part = Path(f"{path}.tmp")
     with part.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=2)
@@ -167,7 +167,7 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, busy: str = "") -> Iterator[None]:
-    """Hold a lock file; ValueError with the text `busy` if another process holds it, or wait if there is no text."""
+    """Hold a lock file. If another process holds it: ValueError with the message `busy`, or wait if that is empty."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
@@ -177,10 +177,10 @@ def locked(path: Path, busy: str = "") -> Iterator[None]:
 
 
 def registered(folder: Path, name: str) -> dict[str, Any]:
-    """All entries of `dataset_info.json` of a folder; {} if it is not there.
+    """All entries in the `dataset_info.json` of a folder; {} if there is no such file.
 
     Raises:
-        ValueError: it cannot be read, or has another dataset under this name.
+        ValueError: it cannot be read, or describes another dataset under this name.
     """
     path = folder / INFO_NAME
     try:
@@ -197,7 +197,7 @@ def registered(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _is_ours(entry: Any, file_name: str) -> bool:
-    """Whether LLaMA-Factory would read our file for it; it prefers a place on a hub, or a script."""
+    """Whether LLaMA-Factory would read our file for this entry; it prefers a hub or a script."""
     return (
         isinstance(entry, Mapping)
         and entry.get("file_name") == file_name
@@ -206,14 +206,14 @@ def _is_ours(entry: Any, file_name: str) -> bool:
 
 
 def register(folder: Path, name: str, images: bool) -> None:
-    """Enter `NAME.jsonl` into `dataset_info.json` of a folder; the other entries stay as they are.
+    """Add `NAME.jsonl` to the `dataset_info.json` of a folder; other entries are kept.
 
     Raises:
-        ValueError: as of `registered`.
+        ValueError: as for `registered`.
     """
     columns = {"messages": "conversations", **({"images": "images"} if images else {})}
     with locked(folder / ".dataset_info.lock"):
         known = registered(folder, name)
-        before = known.get(name, {})  # what a user has added stays
+        before = known.get(name, {})  # keep what a user has added
         known[name] = {**before, "file_name": f"{name}.jsonl", "formatting": "sharegpt", "columns": columns}
         write_json(folder / INFO_NAME, known)

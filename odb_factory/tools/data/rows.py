@@ -1,4 +1,4 @@
-"""Raw rows of a published file, one after the other: JSON lines, one large JSON list, or Parquet."""
+"""Reads the raw rows of a published file one by one: JSON Lines, one large JSON list, or Parquet."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 KINDS = (".parquet", ".json", ".jsonl")
-"""Suffixes of the files that can be read."""
+"""Suffixes of supported files."""
 
 BLOCK = 1 << 20
-"""Characters that are read at once from a JSON list."""
+"""Characters that are read at a time from a JSON list."""
 
 LONGEST_ITEM = 64 << 20
-"""Characters of a JSON list without the end of an item, after which the file counts as broken."""
+"""If an item of a JSON list is longer than this (characters), the file counts as broken."""
 
 PARQUET_ROWS = 256
-"""Rows of a Parquet file that are in memory at once."""
+"""Rows of a Parquet file that are in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,18 @@ class Broken:
 
     reason: str
     text: str
-    """How it begins."""
+    """Its beginning."""
 
 
 def read_rows(path: Path, columns: Sequence[str], skip: int = 0, optional: Sequence[str] = ()) -> Iterator[Any]:
-    """Yield the rows of a file after the first `skip` ones; a line that is no JSON comes as `Broken`.
+    """Yield the rows of a file after the first `skip`; a line of invalid JSON is yielded as `Broken`.
 
     Args:
-        columns: what is read of a Parquet file, which must have at least these.
-        optional: what is read, too, where the file has it.
+        columns: the columns to read from a Parquet file, which must have them.
+        optional: columns to read if the file has them.
 
     Raises:
-        ValueError: the file is of another kind, or cannot be read as what it claims to be.
+        ValueError: the file is of another kind, or cannot be read as its suffix says.
     """
     if path.suffix == ".parquet":
         yield from _parquet(path, columns, skip, optional)
@@ -62,8 +62,9 @@ def _json_lines(path: Path, skip: int) -> Iterator[Any]:
             if number < skip:
                 continue
             try:
-                yield json.loads(line.decode("utf-8-sig", "surrogatepass"))  # bytes would be taken for UTF-16, too
-            except ValueError:  # also where it is not UTF-8
+                # decoded here, since json.loads would also accept bytes in UTF-16
+                yield json.loads(line.decode("utf-8-sig", "surrogatepass"))
+            except ValueError:  # also if it is not UTF-8
                 yield Broken("line that is not valid JSON", _begin(line))
             except RecursionError:
                 yield Broken("line that is nested too deeply", _begin(line))
@@ -74,11 +75,11 @@ def _begin(line: bytes) -> str:
 
 
 def _json_list(path: Path, skip: int) -> Iterator[Any]:
-    """Item by item, so that a list of some hundred megabytes is never in memory."""
+    """Decode item by item, so that a list of some hundred megabytes is never in memory as a whole."""
     decoder = json.JSONDecoder()
     with path.open(encoding="utf-8", errors="surrogateescape") as file:
         buffer, at, count = file.read(BLOCK), 0, 0
-        at = _after_space(buffer, 0) + 1  # behind the opening bracket
+        at = _after_space(buffer, 0) + 1  # after the opening bracket
         while True:
             at = _after_space(buffer, at)
             if buffer.startswith("]", at):
@@ -134,7 +135,7 @@ def _parquet(path: Path, columns: Sequence[str], skip: int, optional: Sequence[s
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """ValueError with the file's name for whatever Arrow raises where a Parquet file is damaged."""
+    """Turn Arrow's exceptions about a damaged Parquet file into a ValueError with the file's name."""
     import pyarrow
 
     try:
@@ -147,7 +148,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def count_parquet(path: Path) -> int:
-    """Rows of a Parquet file, by its footer."""
+    """The number of rows of a Parquet file, from its footer."""
     from pyarrow.parquet import ParquetFile
 
     with _readable(path), ParquetFile(path) as file:

@@ -1,4 +1,4 @@
-"""Prepare a dataset: read, convert, check, write; continue what was interrupted; account for every row."""
+"""Prepares a dataset: read, convert, check, write; continues after an interruption, and accounts for every row."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ from odb_factory.tools.data.sets import IMAGE, PublicSet, Sample, Unusable
 from odb_factory.tools.data.source import Source, local_copy, published
 
 VERSION = 1
-"""Of the conversion: data of another version are made anew."""
+"""Version of the conversion; data of another version is converted again."""
 
 CHUNK = 256
-"""Rows between two commits; what an interruption costs at most."""
+"""Rows between two commits: the most work that an interruption loses."""
 
 SHOWN = 100
-"""Characters of a dropped row that are kept to know it by."""
+"""Characters of a dropped row that are kept to identify it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to prepare, from where, and where to."""
+    """What to prepare, from where and to where."""
 
     known: PublicSet
     folder: Path
     limit: int | None = None
-    """Only the first rows; None: all."""
+    """Number of rows to read; None: all."""
     source: Path | None = None
     """A local copy; None: as published."""
 
     @property
     def images(self) -> Path:
-        """Where images go that are fetched or unpacked."""
+        """The folder for downloaded or unpacked images."""
         return self.folder / f"{self.known.name}_images"
 
 
 def prepare(job: Job) -> dict[str, Any]:
-    """Do it, and return the report: rows, written, dropped by reason, images, and whether it was `new`.
+    """Prepare a dataset and return the report: rows, written, dropped by reason, images, and whether it is `new`.
 
     Raises:
-        ValueError: bad input, or no row of it can be used.
-        OSError: something cannot be fetched, read or written. The same call continues where this one stopped.
+        ValueError: bad input, or no row can be used.
+        OSError: something cannot be downloaded, read or written. The same call continues where this one stopped.
     """
     try:
         return _prepare(job)
     except OSError as error:
-        if error.errno is None:  # it is a sentence already
+        if error.errno is None:  # its message is a sentence already
             raise
         raise OSError(_sentence(error, job.folder)) from error
 
 
 def _sentence(error: OSError, folder: Path) -> str:
-    """What the system says, where, and what to do."""
+    """The system's message, the path, and what to do."""
     again = "run the same command again: it continues where this one stopped."
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"there is no room left for {folder} ({error.strerror}); make room, and {again}"
@@ -73,7 +73,7 @@ def _prepare(job: Job) -> dict[str, Any]:
     if job.limit is not None and job.limit < 1:
         raise ValueError(f"--limit must be at least 1, got {job.limit}.")
     name = job.known.name
-    # a local copy is looked at before anything is made
+    # check a local copy before creating anything
     local = local_copy(job.known, job.source, job.images) if job.source is not None else None
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def _prepare(job: Job) -> dict[str, Any]:
 
 
 def _earlier(job: Job, identity: dict[str, Any]) -> dict[str, Any] | None:
-    """The report of an earlier run, where nothing is left to do: images that lacked then may be there now."""
+    """The report of an earlier run, if nothing is left to do; images missing then may exist now."""
     report = finished(job.folder, job.known.name, identity)
     if report is None or MISSING_REASONS & report["dropped"].keys():
         return None
@@ -106,7 +106,7 @@ def _earlier(job: Job, identity: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _convert(job: Job, source: Source, identity: dict[str, Any]) -> dict[str, Any]:
-    source.files[0]()  # what cannot be fetched fails before anything is written
+    source.files[0]()  # download errors should come before anything is written
     output = Output(job.folder, job.known.name, identity)
     with closing(output):
         _transfer(job, source, output)
@@ -135,7 +135,7 @@ def _convert(job: Job, source: Source, identity: dict[str, Any]) -> dict[str, An
 
 
 def _transfer(job: Job, source: Source, output: Output) -> None:
-    """Bring the rows from the source to the output, chunk by chunk."""
+    """Convert the rows from the source to the output, chunk by chunk."""
     from tqdm import tqdm
 
     done, limit = output.progress.rows, job.limit
@@ -153,13 +153,13 @@ def _transfer(job: Job, source: Source, output: Output) -> None:
             output.commit(len(chunk), samples, dropped)
             bar.update(len(chunk))
             bar.set_postfix(dropped=sum(output.progress.dropped.values()))
-        bar.total = bar.n  # a copy may have fewer rows than the published dataset
+        bar.total = bar.n  # a local copy may have fewer rows than the published dataset
 
 
 def _no_images(source: Source, dropped: list[dict[str, Any]]) -> bool:
-    """Whether all images lack because the source has none at all: it was meant to be another one."""
-    lacking = {item["reason"] for item in dropped} == {NOT_FOUND}
-    return lacking and source.images is not None and not source.images.any()
+    """Whether the source has no images at all, which means that the user gave the wrong folder."""
+    not_found = {item["reason"] for item in dropped} == {NOT_FOUND}
+    return not_found and source.images is not None and not source.images.any()
 
 
 def _chunks(rows: Iterator[tuple[int, Any]]) -> Iterator[list[tuple[int, Any]]]:
@@ -170,7 +170,7 @@ def _chunks(rows: Iterator[tuple[int, Any]]) -> Iterator[list[tuple[int, Any]]]:
 def _converted(
     job: Job, source: Source, chunk: list[tuple[int, Any]]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Samples and dropped rows of a chunk, as they are written."""
+    """The samples and dropped rows of a chunk, as written to the output."""
     results = [_result(job, raw) for _, raw in chunk]
     names = {name for result in results if isinstance(result, Sample) for name in result.images}
     files = source.images.get(names) if source.images is not None else {}
@@ -191,7 +191,7 @@ def _converted(
 
 
 def _result(job: Job, raw: Any) -> Sample | Unusable:
-    """What becomes of a raw row, its images apart."""
+    """The conversion of a raw row, without its images."""
     if isinstance(raw, Broken):
         return Unusable(raw.reason)
     try:
@@ -201,7 +201,7 @@ def _result(job: Job, raw: Any) -> Sample | Unusable:
 
 
 def _known_by(job: Job, raw: Any) -> dict[str, str]:
-    """What a user finds a dropped row by."""
+    """What identifies a dropped row to a user."""
     if isinstance(raw, Broken):
         return {"text": raw.text[:SHOWN]}
     named = raw.get(job.known.id_column) if isinstance(raw, dict) else None
@@ -213,16 +213,17 @@ def _known_by(job: Job, raw: Any) -> dict[str, str]:
 
 
 def _written(path: Any, folder: Path) -> str:
-    """An image's path as LLaMA-Factory finds it: below the folder relative to it, elsewhere absolute."""
-    path, base = Path(os.path.abspath(path)), Path(os.path.abspath(folder))  # links stay: they may lead to bare blobs
+    """An image's path for LLaMA-Factory: relative if it is below the folder, else absolute."""
+    # links are not resolved: the target may be a blob without a suffix
+    path, base = Path(os.path.abspath(path)), Path(os.path.abspath(folder))
     return path.relative_to(base).as_posix() if path.is_relative_to(base) else str(path)
 
 
 def _verified(data: Path, folder: Path, written: int) -> dict[str, int]:
-    """Count what was written, from the file itself: rows, placeholders, listed images, and files that are there.
+    """Count the placeholders and image files of the written data, and compare with what was expected.
 
     Raises:
-        ValueError: they do not agree.
+        ValueError: the counts do not agree, or an image file does not exist.
     """
     rows = placeholders = references = 0
     listed: set[str] = set()

@@ -9,11 +9,11 @@ from typing import Any
 
 IMAGE = "<image>"
 PLACEHOLDERS = (IMAGE, "<video>", "<audio>")
-"""Strings that LLaMA-Factory replaces by media wherever they stand, also where somebody only wrote about HTML."""
+"""Strings that LLaMA-Factory replaces by media wherever they occur, even in a text about HTML."""
 
 
 class Unusable(Exception):
-    """A row that cannot be trained on; the text is the reason, the same for every row of its kind."""
+    """A row that cannot be used for training; the message is one of a few fixed reasons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class Sample:
     """A converted row."""
 
     conversations: list[dict[str, str]]
-    """Turns with `from` (`system`, `human`, `gpt`) and `value`, human and gpt in turn."""
+    """Turns with `from` (`system`, `human`, `gpt`) and `value`; human and gpt alternate."""
     images: tuple[str, ...] = ()
-    """Names of the images as published, one for each `<image>`."""
+    """Published names of the images, one for each `<image>`."""
 
 
 Converter = Callable[[Mapping[str, Any]], Sample]
@@ -83,7 +83,7 @@ def _about_image(row: Mapping[str, Any]) -> Sample:
 def _turns(
     row: Mapping[str, Any], column: str, role_key: str, text_key: str, roles: Mapping[str, str]
 ) -> list[dict[str, str]]:
-    """The turns of a row: at most one system turn, then human and gpt in turn, gpt last, none of them empty."""
+    """The turns of a row: at most one system turn, then human and gpt alternating, gpt last, none of them empty."""
     if not isinstance(row, Mapping):
         raise Unusable("not an object")
     messages = row.get(column)
@@ -114,7 +114,7 @@ def _turn(message: Any, role_key: str, text_key: str, roles: Mapping[str, str]) 
 
 
 def _is_unicode(text: str) -> bool:
-    """False with half a letter, for which the JSON reader of `datasets` would refuse the whole file."""
+    """False for lone surrogates, for which the JSON reader of `datasets` would reject the whole file."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -124,7 +124,7 @@ def _is_unicode(text: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicSet:
-    """A dataset as it is published."""
+    """A published dataset."""
 
     title: str
     name: str
@@ -132,32 +132,32 @@ class PublicSet:
     repository: str
     """On the Hugging Face Hub."""
     revision: str | None
-    """None: the newest. A list of files with hashes in their names is good for one revision only."""
+    """None: the newest. File names with hashes are valid for one revision only."""
     files: tuple[str, ...]
     columns: tuple[str, ...]
-    """What Parquet files must have; `id_column` is read, too, where they have it."""
+    """Columns that Parquet files must have; `id_column` is read if it is there."""
     converter: Converter
     rows: int
-    """Rows of the published dataset, about; for the progress bar of a download only."""
+    """Approximate number of published rows; only for the progress bar."""
     local: str
-    """What a local copy looks like; ends a sentence."""
+    """A description of a local copy, for the end of a sentence."""
     local_files: str
-    """Pattern of its files' names."""
+    """Glob pattern for its row files."""
     id_column: str = "id"
-    """What names a row, beside its number."""
+    """The column that identifies a row, beside its number."""
     archive: str | None = None
     """A zip file with the images, in the same repository."""
     images_url: str | None = None
-    """Where single images are."""
+    """Base URL of single images."""
     image_folders: tuple[str, ...] = ()
-    """Where images lie in a local copy, beside the folder itself."""
+    """Image folders in a local copy, beside the folder itself."""
     image_archives: tuple[str, ...] = ()
-    """Zip files that a local copy may hold instead."""
+    """Zip files of images in a local copy."""
     recipes: str = ""
 
     @property
     def has_images(self) -> bool:
-        """Whether its rows have an image each."""
+        """Whether each row has an image."""
         return bool(self.archive or self.images_url)
 
 
@@ -214,4 +214,4 @@ SETS = {
         recipes="sharegpt4o",
     ),
 }
-"""By the word that the command takes."""
+"""By the name that the command accepts."""

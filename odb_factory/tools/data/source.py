@@ -1,4 +1,4 @@
-"""Where the raw data come from: a local copy, or where they are published."""
+"""The source of the raw data: a local copy, or the published dataset."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ SHARD = re.compile(r"-(\d+)-of-(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Raw rows and images."""
+    """The raw rows and images of a dataset."""
 
     files: Sequence[Callable[[], Path]]
-    """The files of rows in order; each is fetched when it is called."""
+    """The row files in order; calling one downloads it if necessary."""
     images: Images | None
     origin: list[Any]
-    """What tells this source from another, in JSON."""
+    """Identifies this source (JSON values)."""
     count: int | None = None
-    """How many rows there are, as far as that is known beforehand."""
+    """Number of rows, if known in advance."""
     optional: Sequence[str] = ()
-    """Columns of a Parquet file that are read, too, where it has them."""
+    """Columns of a Parquet file to read if it has them."""
     local: Sequence[Path] = ()
-    """The files of rows, if they are a user's own."""
+    """The row files of a local copy."""
 
     def rows(self, columns: Sequence[str], skip: int) -> Iterator[Any]:
-        """All rows after the first `skip` ones."""
+        """All rows after the first `skip`."""
         for file in self.files:
             path = file()
             if path.suffix == ".parquet" and skip and (count := count_parquet(path)) <= skip:
                 skip -= count
                 continue
             yield from read_rows(path, columns, skip, self.optional)
-            skip = 0  # other kinds than Parquet come as one file
+            skip = 0  # only Parquet datasets have several files
 
 
 def published(known: PublicSet, raw: Path, target: Path) -> Source:
-    """The dataset as it is published; files that are fetched go to `raw`, images to `target`.
+    """The published dataset; downloaded files go to `raw`, images to `target`.
 
     Raises:
-        OSError: something cannot be fetched.
+        OSError: something cannot be downloaded.
     """
     instead = f"Point --source at a local copy ({known.local})."
 
@@ -57,7 +57,7 @@ def published(known: PublicSet, raw: Path, target: Path) -> Source:
 
     files = [partial(fetch, name) for name in known.files]
     origin: list[Any] = [known.repository, known.revision, *known.files]
-    if known.revision is None:  # the file may change there: its size tells
+    if known.revision is None:  # the file may change: its size identifies it
         origin += [file().stat().st_size for file in files]
     images: Images | None = None
     if known.archive is not None:
@@ -68,10 +68,10 @@ def published(known: PublicSet, raw: Path, target: Path) -> Source:
 
 
 def local_copy(known: PublicSet, path: Path, target: Path) -> Source:
-    """A copy on this machine: a folder as downloaded, or the file of rows with the images near it.
+    """A local copy: a folder as downloaded, or the row file with the images near it.
 
     Raises:
-        ValueError: it is not there, incomplete, ambiguous, or of another kind.
+        ValueError: it does not exist, or is incomplete, ambiguous or of another kind.
     """
     if not path.exists():
         raise ValueError(f"--source {path} is not there; give {known.local}.")
@@ -87,10 +87,10 @@ def local_copy(known: PublicSet, path: Path, target: Path) -> Source:
 
 
 def _count(files: Sequence[Path]) -> int | None:
-    """Rows of Parquet files, whose footers say it; None: it would take reading them, or one is broken."""
+    """Number of rows, from the footers of Parquet files; None for other files, or if one is broken."""
     try:
         return sum(map(count_parquet, files)) if all(file.suffix == ".parquet" for file in files) else None
-    except ValueError:  # said when its turn comes: what is before it can be converted
+    except ValueError:  # reported when it is read: the files before it can be converted
         return None
 
 
@@ -120,10 +120,10 @@ def _files(known: PublicSet, folder: Path) -> list[Path]:
 
 
 def _images(known: PublicSet, folders: Sequence[Path], target: Path) -> Images:
-    """Where the images are: folders before archives, since somebody may have unpacked one and left it there.
+    """The images of a local copy: folders before archives, since an unpacked archive may still be there.
 
-    Both are asked, since a folder of such a name may hold other images. An archive is opened at once where there is no
-    folder; beside one, only for what the folder lacks.
+    Both are used, since a folder of that name may hold other images. If there is no folder, the archive is opened at
+    once, else only for images missing in the folder.
     """
     places = [folder / name for folder in folders for name in known.image_folders if (folder / name).is_dir()]
     archives = [folder / name for folder in folders for name in known.image_archives if (folder / name).is_file()]

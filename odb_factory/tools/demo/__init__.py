@@ -1,6 +1,6 @@
-"""A self-made model and dataset, so that a training recipe can be tried without any download.
+"""Makes a tiny model and dataset, so that a training recipe can be tried without any download.
 
-Nothing here imports torch or transformers until a model or tokenizer is really made.
+Nothing here imports torch or transformers before a model or tokenizer is made.
 """
 
 from odb_factory.tools.demo.data import make_data

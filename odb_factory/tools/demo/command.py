@@ -1,4 +1,4 @@
-"""`odb-factory demo`: a tiny model and a small dataset, made here."""
+"""`odb-factory demo`: makes a tiny model and a small dataset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make them; returns the exit status."""
+    """Make the demo; returns the exit status."""
     paths = make_demo(options.dir, options.samples, options.seed)
     print(f"model:    {paths.model}\ndataset:  {paths.data} (odb_demo, odb_demo_text, odb_demo_eval)")
     print("next:     llamafactory-cli train yaml_recipes/quickstart.yaml")

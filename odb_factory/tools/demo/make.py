@@ -1,4 +1,4 @@
-"""Write the whole demo, model and data, to one directory."""
+"""Writes the whole demo, model and data, to one directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MARKER = "odb_demo.json"
 
 @dataclass(frozen=True)
 class DemoPaths:
-    """Where a demo's parts lie: its root, the model directory, the data directory and ``dataset_info.json``."""
+    """The paths of a demo: root, model directory, data directory and ``dataset_info.json``."""
 
     root: Path
     model: Path
@@ -24,10 +24,10 @@ class DemoPaths:
 
 
 def make_demo(directory: Path, samples: int = 480, seed: int = 0) -> DemoPaths:
-    """Write a tiny Qwen3-VL and a dataset of ``samples`` conversations to ``directory``, and say where they are.
+    """Write a tiny Qwen3-VL and a dataset of ``samples`` conversations to ``directory``, and return their paths.
 
-    The counts are in ``directory/odb_demo.json``. An earlier demo there is replaced; files that no demo made stay.
-    Raises ValueError for fewer than 8 samples, FileExistsError where ``directory`` holds something else than a demo.
+    The counts are in ``directory/odb_demo.json``. An earlier demo there is replaced; other files are kept.
+    Raises ValueError for fewer than 8 samples, FileExistsError if ``directory`` holds something other than a demo.
     """
     paths = DemoPaths(directory, directory / "model", directory / "data", directory / "data" / "dataset_info.json")
     if samples < 8:
@@ -42,13 +42,13 @@ def make_demo(directory: Path, samples: int = 480, seed: int = 0) -> DemoPaths:
 def _prepare(paths: DemoPaths) -> None:
     root = paths.root
     if root.exists() and not root.is_dir():
-        raise FileExistsError(f"{root} is a file, not a directory: name another place for the demo.")
+        raise FileExistsError(f"{root} is a file, not a directory: choose another directory for the demo.")
     if root.is_dir() and any(root.iterdir()) and not (root / MARKER).is_file():
         raise FileExistsError(
-            f"{root} is not empty and holds no demo (it has no {MARKER}): name a new or empty directory instead."
+            f"{root} is not empty and holds no demo (it has no {MARKER}): choose a new or empty directory."
         )
     root.mkdir(parents=True, exist_ok=True)
-    # The marker goes first, so that a run which was cut short can be repeated in the same place.
+    # The marker is written first, so that an interrupted run can be repeated in the same place.
     _write_marker(root, {"complete": False})
     for made in (paths.model, paths.data):
         if made.exists():

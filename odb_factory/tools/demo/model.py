@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PATCH_SIZE = 16
 MERGE_SIZE = 2
 TEMPORAL_PATCH_SIZE = 2
-# One image token stands for 32 x 32 pixels, so the smallest bound lets the token count follow the picture's size.
+# One image token covers 32 x 32 pixels; with this lower bound the token count follows the picture's size.
 MIN_PIXELS = (PATCH_SIZE * MERGE_SIZE) ** 2
 MAX_PIXELS = 512 * 512
 _TEXT_SIZES: dict[str, Any] = {
@@ -141,7 +141,7 @@ def _token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the progress bar of a save that takes no time, and bring the caller's setting back afterwards."""
+    """Hide the progress bar of saving, which takes no time, and restore the caller's setting afterwards."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -45,7 +45,7 @@ VISIBLE_TOKENS = (
     "</think>",
 )
 
-# Digits stand alone, as in Qwen: numbers are then spelled the same way in questions and in answers.
+# One token per digit, as in Qwen: numbers then have the same tokens in questions and in answers.
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -79,13 +79,13 @@ CHAT_TEMPLATE = """\
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Train the tokenizer on the demo's own conversations.
 
-    Returns a fast tokenizer of at most ``VOCAB_SIZE`` tokens; the same one on every call. Any unicode text decodes
-    back to itself; pad is ``<|endoftext|>``, end of turn is ``<|im_end|>``, and the chat template is ChatML.
+    Returns a fast tokenizer of at most ``VOCAB_SIZE`` tokens, identical on every call. Any Unicode text decodes
+    to itself; pad is ``<|endoftext|>``, end of turn is ``<|im_end|>``, and the chat template is ChatML.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     core = Tokenizer(models.BPE())
-    # No normalizer: Qwen's NFC step would change decomposed text, which then could not be restored.
+    # No normalizer: Qwen's NFC step would change decomposed text irreversibly.
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
@@ -103,7 +103,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def as_pretrained(core: Tokenizer) -> PreTrainedTokenizerFast:
-    """`core` with Qwen's control tokens, in the form that transformers loads and saves; `core` is changed."""
+    """`core` with Qwen's control tokens, as a tokenizer of transformers; modifies `core`."""
     from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast
 
@@ -123,5 +123,5 @@ def as_pretrained(core: Tokenizer) -> PreTrainedTokenizerFast:
 def _corpus() -> list[str]:
     samples = build_samples(_CORPUS_SAMPLES, seed=0, split="tokenizer")
     turns = [text.replace("<image>", "") for sample in samples for text in sample.turns]
-    # ChatML's role names must be whole tokens whatever the conversations say.
+    # ChatML's role names must be whole tokens, whatever the conversations contain.
     return [*turns, *["user\n", "assistant\n", "system\n"] * 50]

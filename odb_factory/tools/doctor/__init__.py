@@ -1,5 +1,5 @@
-"""What `odb-factory doctor` looks at: whether a training run would work on this machine, and what to do where not.
+"""`odb-factory doctor`: checks whether a training run would work on this machine, and says what to do if not.
 
-A check is a function in a module of its subject; `registry.py` lists them. What is heavy, or may end a process, runs in
-a *probe*: a Python process of its own, with a deadline.
+A check is a function in the module of its subject; `registry.py` lists them. Whatever is slow to import, or may crash,
+runs in a *probe*: a separate Python process with a deadline.
 """

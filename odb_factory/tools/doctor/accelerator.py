@@ -1,4 +1,4 @@
-"""GPUs and DeepSpeed."""
+"""Checks of GPUs and DeepSpeed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from odb_factory.tools.doctor.machine import Machine, ProbeError
 from odb_factory.tools.doctor.result import Check, fail, ok, warn
 
 LEAST_CAPABILITY = (8, 0)
-"""The first GPUs that compute in bf16 themselves (Ampere)."""
+"""Compute capability of the first GPUs with native bf16 (Ampere)."""
 
 BUSY = 0.5
-"""Share of a GPU's memory that is free, below which something else seems to use it."""
+"""If a smaller share of a GPU's memory is free, something else seems to use it."""
 
 
 def check_gpu(machine: Machine) -> Iterator[Check]:
-    """Each GPU; without one, whether a driver says that there should be."""
+    """Each GPU; if there is none, whether a driver suggests that there should be."""
     seen = machine.probe("accelerator")
     if not seen["gpus"]:
         yield _without(machine, seen)
@@ -35,7 +35,7 @@ def check_gpu(machine: Machine) -> Iterator[Check]:
 
 
 def _too_many_ranks(machine: Machine, gpus: int) -> Iterator[Check]:
-    """NPROC_PER_NODE, where it is a number, against the GPUs: a rank needs one of its own."""
+    """A failure if NPROC_PER_NODE is a number above that of the GPUs: each rank needs its own."""
     ranks = machine.environ.get("NPROC_PER_NODE", "")
     if ranks.isdecimal() and int(ranks) > gpus:
         yield fail(
@@ -79,7 +79,7 @@ def _without(machine: Machine, seen: Mapping[str, Any]) -> Check:
 
 
 def _driver(machine: Machine) -> str | None:
-    """What shows that an NVIDIA driver is here; None: nothing."""
+    """A path that shows that an NVIDIA driver is installed; None if there is no sign of one."""
     if (machine.devices / "nvidiactl").exists() or (machine.devices / "nvidia0").exists():
         return str(machine.devices / "nvidiactl")
     return shutil.which("nvidia-smi", path=machine.environ.get("PATH", ""))
@@ -107,7 +107,7 @@ def _judge(index: int, gpu: Mapping[str, Any], build: str) -> Check:
 
 
 def check_deepspeed(machine: Machine) -> Iterator[Check]:
-    """DeepSpeed can be imported; only recipes with `deepspeed:` need it."""
+    """DeepSpeed can be imported (only recipes with `deepspeed:` need it)."""
     try:
         importlib.metadata.version("deepspeed")
     except importlib.metadata.PackageNotFoundError:

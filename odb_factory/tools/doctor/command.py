@@ -1,4 +1,4 @@
-"""`odb-factory doctor`: would a training run work on this machine, and what to do where not?"""
+"""`odb-factory doctor`: checks whether a training run would work on this machine."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("--json", action="store_true", help="print one JSON object: ok, checks")
-    parser.add_argument("--only", metavar="CHECK", action="append", default=[], help="one check; may be given again")
-    parser.add_argument("--list", action="store_true", help="print the names of the checks and what they look at")
+    parser.add_argument("--only", metavar="CHECK", action="append", default=[], help="run only this check; repeatable")
+    parser.add_argument("--list", action="store_true", help="print the names of the checks and what each looks at")
     parser.add_argument(
-        "--odb-port", type=int, default=0, help="the recipe's odb_port, to be tried (default: any free)"
+        "--odb-port", type=int, default=0, help="the recipe's odb_port, to be tested (default: any free port)"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check; returns the exit status: 0, or 1 where something would break training, or 130 after Ctrl-C.
+    """Run the checks; returns the exit status: 0, 1 if something would break training, or 130 after Ctrl-C.
 
     Raises:
         ValueError: an unknown check, or an impossible port.

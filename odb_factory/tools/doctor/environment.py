@@ -1,4 +1,4 @@
-"""Python, the packages and the environment variables that a run starts with."""
+"""Checks of Python, the installed packages and environment variables."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from odb_factory.tools.doctor.result import Check, fail, ok, warn
 PACKAGE = "odb-factory"
 
 INDIRECT = ("accelerate", "tokenizers")
-"""Packages that matter, too, with the ranges that those which odb-factory requires state."""
+"""Indirect requirements that matter; their ranges are those stated by the packages that odb-factory requires."""
 
 OPTIONAL = {"deepspeed": "only recipes with `deepspeed:` need it"}
-"""Packages without which other runs work."""
+"""Packages that only some runs need."""
 
 REASONS = {
     "torch": ("==2.9.*", "torch 2.9 is refused by LLaMA-Factory for Qwen3-VL, whose Conv3d it slows down"),
     "deepspeed": ("<0.19.8", "before 0.19.8, ZeRO-2 and ZeRO-3 accumulate gradients wrongly with a current torch"),
 }
-"""Versions of which more is known than that they were not tested, and what."""
+"""Versions with a known problem, and the problem."""
 
 
 def check_python(machine: Machine) -> Iterator[Check]:
@@ -38,7 +38,7 @@ def check_python(machine: Machine) -> Iterator[Check]:
 
 
 def check_versions(machine: Machine) -> Iterator[Check]:
-    """The installed packages, a line each."""
+    """The installed packages against their tested ranges, a line each."""
     try:
         ranges = tested_ranges()
     except importlib.metadata.PackageNotFoundError:
@@ -53,7 +53,7 @@ def check_versions(machine: Machine) -> Iterator[Check]:
 
 
 def tested_ranges() -> dict[str, str]:
-    """By package: the versions that odb-factory was tested with (a PEP 440 specifier).
+    """By package: the tested versions (a PEP 440 specifier), from odb-factory's own metadata.
 
     Raises:
         PackageNotFoundError: odb-factory is not installed.
@@ -63,7 +63,7 @@ def tested_ranges() -> dict[str, str]:
     for package in direct:
         try:
             theirs = _requirements(package)
-        except importlib.metadata.PackageNotFoundError:  # has a line of its own
+        except importlib.metadata.PackageNotFoundError:  # reported in its own line
             continue
         for name in INDIRECT:
             if theirs.get(name):
@@ -72,7 +72,7 @@ def tested_ranges() -> dict[str, str]:
 
 
 def _requirements(package: str) -> dict[str, str]:
-    """What a package requires without extras, on this platform: name to specifier."""
+    """A package's requirements on this platform, without extras: name to specifier."""
     from packaging.requirements import Requirement
 
     required = map(Requirement, importlib.metadata.requires(package) or [])
@@ -109,11 +109,11 @@ DOUBTFUL = {
 }
 
 TOLD = ("HF_HUB_OFFLINE", "HF_ENDPOINT", "CUDA_VISIBLE_DEVICES", "FORCE_TORCHRUN", "OMP_NUM_THREADS")
-"""Worth a mention."""
+"""Variables to mention if they are set."""
 
 
 def check_variables(machine: Machine) -> Iterator[Check]:
-    """Variables that send a run elsewhere, or hide what is wrong."""
+    """Variables that select another trainer or hide problems."""
     bad = {name: effect for name, effect in OTHER_TRAINERS.items() if is_on(machine.environ, name)}
     doubtful = {name: effect for name, effect in DOUBTFUL.items() if is_on(machine.environ, name)}
     if bad.pop("USE_V1", None):
@@ -128,5 +128,5 @@ def check_variables(machine: Machine) -> Iterator[Check]:
 
 
 def is_on(environ: Mapping[str, str], name: str) -> bool:
-    """Whether a variable is switched on, as LLaMA-Factory reads it, in v0 or v1."""
+    """Whether a variable is on, as LLaMA-Factory v0 or v1 reads it."""
     return environ.get(name, "").lower() in ("true", "yes", "on", "t", "y", "1")

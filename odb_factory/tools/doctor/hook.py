@@ -1,4 +1,4 @@
-"""Whether LLaMA-Factory's processes get our hooks: the start-up hook, the commands' environment, and the seams."""
+"""Checks that odb-factory takes effect in LLaMA-Factory: start-up hook, commands on PATH, and seams."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from odb_factory.tools.doctor.result import Check, fail, ok, warn
 HOOK_FILE = "odb_factory_hook.pth"
 
 COMMANDS = ("llamafactory-cli", "torchrun")
-"""What starts a run; LLaMA-Factory takes `torchrun` from PATH."""
+"""The commands that start a run; LLaMA-Factory looks for `torchrun` on PATH."""
 
 QUESTION = f"""
 import importlib.util, json, os, sys, sysconfig
@@ -36,11 +36,11 @@ print({MARK!r} + json.dumps(
      "no_user_site": bool(site) and not site.ENABLE_USER_SITE and sys.flags.no_user_site == 1}}
 ))
 """
-"""Asked of a fresh Python: does it have the hook, and where would it come from?"""
+"""Code for a fresh Python: reports whether the hook is active, and where it is or would be installed."""
 
 
 def check_hook(machine: Machine) -> Iterator[Check]:
-    """A fresh Python, as LLaMA-Factory's launcher starts them, runs the hook when it starts."""
+    """A fresh Python, as LLaMA-Factory's launcher starts it, runs the start-up hook."""
     seen = machine.ask(QUESTION)
     if seen["off"]:
         value = machine.environ.get(DISABLE_VARIABLE)
@@ -56,7 +56,7 @@ def check_hook(machine: Machine) -> Iterator[Check]:
 
 
 def _why_not(machine: Machine, seen: Mapping[str, Any]) -> tuple[str, str]:
-    """What keeps the hook from a fresh Python, and the remedy."""
+    """Why a fresh Python does not run the hook, and the remedy."""
     reinstall = f"{machine.python} -m pip install --force-reinstall --no-deps odb-factory (or -e and its folder)."
     if not seen["folders"]:
         return (
@@ -90,7 +90,7 @@ def _check_command(machine: Machine, command: str) -> Check:
             return warn(
                 "commands", f"{command} is not on PATH, but lies in {beside}", f"export PATH={beside}:$PATH (activate)."
             )
-        for folder in map(Path, machine.ask(QUESTION)["scripts"]):  # where pip --user has put it
+        for folder in map(Path, machine.ask(QUESTION)["scripts"]):  # where pip --user installs it
             if (folder / command).exists():
                 found = f"{command} is not on PATH, but lies in {folder}"
                 return warn("commands", found, f"export PATH={folder}:$PATH.")
@@ -128,12 +128,12 @@ def _check_command(machine: Machine, command: str) -> Check:
 
 
 def interpreter(script: Path) -> str | None:
-    """The Python that a script's first lines name; None: they do not."""
+    """The Python interpreter named in a script's first lines; None if there is none."""
     with script.open("rb") as file:
         head = file.read(1024).decode("utf-8", "replace")
     if not head.startswith("#!"):
         return None
-    # pip writes `#!/bin/sh` and an exec of the quoted path where that is long or has blanks
+    # if the path is long or contains spaces, pip writes `#!/bin/sh` and an exec of the quoted path
     match = re.match(
         r"#!\s*(/\S*python[\d.]*)\s*$|#!/bin/sh\n'''exec' \"?(/[^\"\n]*?python[\d.]*)\"? ", head, re.MULTILINE
     )
@@ -144,7 +144,7 @@ REINSTALL = f'pip install --force-reinstall --no-deps "llamafactory=={TESTED_VER
 
 
 def check_seams(machine: Machine) -> Iterator[Check]:
-    """LLaMA-Factory's version, each seam, and whether a recipe may say `odb:`."""
+    """LLaMA-Factory's version, each seam, and whether `odb` is a recipe field."""
     seen = machine.probe("seams")
     if seen["version"]:
         yield fail("seams", seen["version"], REINSTALL)

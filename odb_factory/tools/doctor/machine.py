@@ -1,4 +1,4 @@
-"""What the checks look at: this machine, as a training run would find it; tests point parts of it elsewhere."""
+"""The machine that the checks examine, as a training run would see it; tests replace parts of it."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from typing import Any
 from odb_factory.tools.doctor.process import ProbeError, Processes
 
 DEADLINE = 150.0
-"""Seconds for a probe. Each takes some ten, and far more where the packages lie on a slow network disk."""
+"""Seconds for a probe. It takes about ten, and far more if the packages are on a slow network disk."""
 
 AT_ONCE = 2
-"""Probes that run at the same time: each imports for seconds, and takes up to a gigabyte."""
+"""Probes that run at the same time: each takes up to a gigabyte of memory."""
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""Like a command that pip installed, a probe must not import from the folder where the user happens to be."""
+"""Like a command installed by pip, a probe must not import from the current folder."""
 
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
-"""Set for the ranks of a run; a probe is none of them."""
+"""Set for the ranks of a run; removed for probes."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """To be used as a context manager: processes that still run then are ended."""
+    """A context manager; on exit, it ends processes that are still running."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     python: str = sys.executable
-    """The interpreter whose packages are looked at."""
+    """The interpreter whose packages are checked."""
     shared_memory: Path = Path("/dev/shm")
     devices: Path = Path("/dev")
     control_groups: Path = Path("/sys/fs/cgroup")
@@ -44,7 +44,7 @@ class Machine:
     _probes: dict[str, Future[Any]] = field(default_factory=dict, init=False)
 
     def ask(self, code: str, python: str | None = None, deadline: float = 30.0) -> Any:
-        """What `code` prints as its answer (see `process.MARK`), in a fresh Python with this environment.
+        """Run `code` in a fresh Python with this environment, and return its answer (see `process.MARK`).
 
         Raises:
             ProbeError: there is no answer.
@@ -58,13 +58,13 @@ class Machine:
                 self._probes[name] = self._pool.submit(self._run, name)
 
     def probe(self, name: str) -> Any:
-        """The answer of the module `odb_factory.tools.doctor.probes.<name>`; it is asked once.
+        """The answer of the module `odb_factory.tools.doctor.probes.<name>`; it runs only once.
 
         Raises:
             ProbeError: there is no answer.
         """
         self.start([name])
-        while True:  # not for ever in one wait, which Ctrl-C cannot end where another thread takes the signal
+        while True:  # with a timeout: Ctrl-C does not end a wait if another thread gets the signal
             done, _ = wait([self._probes[name]], timeout=0.5)
             if done:
                 return self._probes[name].result()
@@ -75,7 +75,7 @@ class Machine:
         return self._processes.ask(command, {**environ, **SAFE_PATH}, DEADLINE)
 
     def close(self) -> None:
-        """End what still runs."""
+        """End processes that are still running."""
         self._processes.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
 

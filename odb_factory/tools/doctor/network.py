@@ -1,4 +1,4 @@
-"""What can be known of the network before a run: names, interfaces, and the launcher's variables."""
+"""Checks of the network that need no other node: host names, interfaces, and the launcher's variables."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 NO_CONNECTION = "the other nodes could not connect to this one"
 
 RANK_COUNTS = ("auto", "gpu", "cpu", "xpu")
-"""What torchrun takes instead of a number of ranks."""
+"""What torchrun accepts in place of a number of ranks."""
 
 
 def addresses(host: str) -> list[str]:
-    """The addresses of a host name, as far as the system can say within `LOOKUP_SECONDS`; [] if it does not resolve."""
+    """The addresses that a host name resolves to within `LOOKUP_SECONDS`; [] if it does not resolve."""
     found: list[str] = []
 
     def look() -> None:
         with contextlib.suppress(OSError, UnicodeError):
             found.extend(str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
 
-    thread = threading.Thread(target=look, daemon=True)  # nothing else can end a look-up
+    thread = threading.Thread(target=look, daemon=True)  # a look-up cannot be interrupted
     thread.start()
     thread.join(LOOKUP_SECONDS)
     return list(dict.fromkeys(found))
 
 
 def is_own_address(host: str) -> bool:
-    """Whether a host name is one of this machine's."""
+    """Whether a host name resolves to this machine."""
     return any(_can_bind(address) for address in addresses(host))
 
 
 def _can_bind(address: str) -> bool:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # a kernel without IPv6 has no such socket
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # fails without IPv6 in the kernel
             probe.bind((address, 0))
     except OSError:
         return False
@@ -55,7 +55,7 @@ def _can_bind(address: str) -> bool:
 
 
 def check_interface(machine: Machine) -> Iterator[Check]:
-    """The network interface that Gloo will take: `GLOO_SOCKET_IFNAME`, else that of the host name."""
+    """The network interface that Gloo will use: `GLOO_SOCKET_IFNAME`, else that of the host name."""
     several = _number(machine, "NNODES", 1) > 1
     known = [name for _, name in socket.if_nameindex()]
     useful = [name for name in known if not (several and name == LOOPBACK_INTERFACE)]
@@ -91,7 +91,7 @@ def _wanted_interface(wanted: str, known: Sequence[str], several: bool, choose: 
 
 
 def check_launcher(machine: Machine) -> Iterator[Check]:
-    """RANK, WORLD_SIZE, NPROC_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, where set, fit together."""
+    """RANK, WORLD_SIZE, NPROC_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT are consistent, if set."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NPROC_PER_NODE", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
     given = {name: machine.environ[name] for name in names if machine.environ.get(name)}
     problems = [*_number_problems(machine), *_world_problems(machine)] or [*_meeting_problems(machine)]
@@ -155,13 +155,13 @@ def _meeting_problems(machine: Machine) -> Iterator[tuple[str, str]]:
         yield f"NNODES={machine.environ['NNODES']}, but MASTER_PORT is not set: each node would choose its own", first
     serves = _number(machine, "NODE_RANK", 0) == 0 and not machine.environ.get(
         "RANK"
-    )  # a rank's port is taken, by its run
+    )  # in a rank, its own run uses the port
     if port and serves and (not found or is_own_address(host)) and (reason := port_problem(port)):
         yield f"MASTER_PORT={port} cannot be opened here: {reason}", "Set MASTER_PORT to a free port, or unset it."
 
 
 def port_problem(port: int) -> str | None:
-    """Why a TCP port of this machine cannot be opened; None: it can."""
+    """Why a TCP port of this machine cannot be opened; None if it can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""Other processes that are asked something: always with a deadline, and gone with all their children afterwards."""
+"""Subprocesses that return an answer: always with a deadline, and ended with all their children afterwards."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MARK = "ODB_DOCTOR "
-"""Begins the line with a probe's answer: the libraries that it imports may print, too."""
+"""The prefix of the line with a probe's answer, since the libraries that it imports may print, too."""
 
 
 class ProbeError(RuntimeError):
-    """A process that was asked something gave no answer; the text says why, in one line."""
+    """A process gave no answer; the message says why, in one line."""
 
 
 def answer(value: Any) -> None:
-    """In a probe: give the answer (anything JSON)."""
+    """In a probe: print the answer (any JSON value)."""
     print(f"\n{MARK}{json.dumps(value)}", flush=True)
 
 
 class Processes:
-    """Starts processes and ends them; `close` ends those that still run, from whichever thread."""
+    """Starts processes and ends them; `close`, from any thread, ends those that are still running."""
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[str]] = set()
@@ -33,10 +33,10 @@ class Processes:
         self._closed = False
 
     def ask(self, command: Sequence[str], environ: Mapping[str, str], deadline: float) -> Any:
-        """The answer of a command (see `answer`).
+        """Run a command and return its answer (see `answer`).
 
         Raises:
-            ProbeError: it could not be started, died, said nothing or took longer than `deadline` seconds.
+            ProbeError: it could not be started, failed, gave no answer or took longer than `deadline` seconds.
         """
         try:
             process = self._start(command, environ)
@@ -65,7 +65,7 @@ class Processes:
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                start_new_session=True,  # a group of its own, which ends as a whole
+                start_new_session=True,  # its own process group, to be killed as a whole
             )
             self._running.add(process)
             return process
@@ -81,7 +81,7 @@ class Processes:
             self._running.discard(process)
 
     def close(self) -> None:
-        """End all that still runs; nothing can be asked any more."""
+        """End all running processes; no more can be started."""
         with self._lock:
             self._closed = True
             for process in self._running:

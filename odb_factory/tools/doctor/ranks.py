@@ -1,4 +1,4 @@
-"""Whether two ranks on this machine can work together."""
+"""Checks that two ranks on this machine can communicate and run a loader."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from odb_factory.tools.doctor.machine import Machine
 from odb_factory.tools.doctor.result import Check, fail, ok, warn
 
 SLOW_MEETING = 5.0
-"""Seconds; a name server that does not answer costs 5 for each rank that comes."""
+"""Seconds; a name server that does not answer costs 5 for each rank that connects."""
 
 NETWORK = (
     "Choose the network with GLOO_SOCKET_IFNAME (`ip addr` lists them; lo for one node), let MASTER_ADDR and the host "
@@ -20,7 +20,7 @@ LOADER = "See the checks shared_memory, files, processes and storage; the messag
 
 
 def check_gloo(machine: Machine) -> Iterator[Check]:
-    """Two processes meet as collate processes do, and make reductions."""
+    """Two processes connect as collate processes do, and run reductions."""
     seen = machine.probe("ranks")["gloo"]
     if "error" in seen:
         remedy = PORT if machine.odb_port and "(odb_port)" in seen["error"] else NETWORK
@@ -36,7 +36,7 @@ def check_gloo(machine: Machine) -> Iterator[Check]:
         yield warn(
             "gloo",
             found,
-            "A name server is asked for each address that connects and does not answer: put the nodes into /etc/hosts, "
+            "A name server that does not answer delays each connection: put the nodes into /etc/hosts, "
             "or export RES_OPTIONS='timeout:1 attempts:1'.",
         )
     else:
@@ -44,7 +44,7 @@ def check_gloo(machine: Machine) -> Iterator[Check]:
 
 
 def check_loader(machine: Machine) -> Iterator[Check]:
-    """An epoch on two ranks: collate processes are forked, workers read, all samples come once."""
+    """An epoch on two ranks, with forked collate processes and workers: each sample is emitted once."""
     report = machine.probe("ranks")
     if "loader" not in report:
         yield fail("loader", "not tried, since two processes cannot exchange", "See the check gloo.")

@@ -41,17 +41,17 @@ CHECKS: dict[str, Callable[[Machine], Iterator[Check]]] = {
 }
 
 PROBES = {"gloo": "ranks", "loader": "ranks", "seams": "seams", "gpu": "accelerator", "deepspeed": "deepspeed"}
-"""The probe that a check asks, which is started ahead."""
+"""The probe that a check uses; probes are started in advance."""
 
 
 def run_checks(machine: Machine, names: Collection[str] = ()) -> Iterator[Check]:
-    """The lines of the checks with these names (none: of all), as they are done. A check that raises is a failure."""
+    """Run the checks with these names (none: all) and yield their lines; a check that raises is a failure."""
     chosen = [name for name in CHECKS if not names or name in names]
     machine.start([PROBES[name] for name in chosen if name in PROBES])
     for name in chosen:
         try:
             yield from CHECKS[name](machine)
-        except Exception as error:  # whatever is broken here; the other checks may say more
+        except Exception as error:  # anything may be broken here; the other checks may say more
             yield _failed(name, error)
 
 

@@ -1,4 +1,4 @@
-"""What the system grants to a run: shared memory, open files, memory, processes, and room on the disk."""
+"""Checks of system resources: shared memory, open files, memory, processes and disk space."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ MIB, GIB = 2**20, 2**30
 # Measured with the demo on 2 ranks of 4 workers each: 0.2 MiB of shared memory, 45 open files in a process, 66 threads
 # in 14 processes; a process that has imported LLaMA-Factory takes 1.0 GiB.
 LEAST_SHARED = 1 * MIB
-"""Python's own queues between a collate process and its workers; samples travel through pipes."""
+"""For Python's queues between a collate process and its workers; samples go through pipes."""
 GOOD_SHARED = 64 * MIB
-"""For evaluation, whose stock loaders hand over batches in shared memory. Docker's default."""
+"""For evaluation, whose stock loaders pass batches in shared memory. Docker's default size."""
 GOOD_SHARED_NCCL = 1 * GIB
-"""For several GPUs: NCCL's transport within a node takes tens of megabytes a pair."""
+"""For several GPUs: NCCL's transport within a node takes tens of megabytes per pair."""
 SLACK = 0.9
-"""Share of a good size that will do: some files of others always lie there."""
+"""Sufficient share of a good size: there are always some files of other programs."""
 LEAST_FILES, GOOD_FILES = 64, 1024
 LEAST_MEMORY, GOOD_MEMORY = 1 * GIB, 4 * GIB
 LEAST_TASKS, GOOD_TASKS = 64, 512
 
 
 def check_shared_memory(machine: Machine) -> Iterator[Check]:
-    """`/dev/shm` is there, can be written, and has room."""
+    """`/dev/shm` exists, is writable and has space."""
     name, path = "shared_memory", machine.shared_memory
     grow = "docker run --shm-size=1g (or --ipc=host); elsewhere: mount -o remount,size=1g /dev/shm"
     if not path.is_dir():
@@ -59,7 +59,7 @@ def check_shared_memory(machine: Machine) -> Iterator[Check]:
 
 
 def check_files(machine: Machine) -> Iterator[Check]:
-    """The limit of open files of a process."""
+    """The limit of open files per process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         yield ok("files", "no limit of open files")
@@ -78,7 +78,7 @@ def check_files(machine: Machine) -> Iterator[Check]:
 
 
 def check_memory(machine: Machine) -> Iterator[Check]:
-    """Memory that new processes may take."""
+    """Memory available to new processes."""
     free = available_memory()
     if free is None:
         yield warn("memory", "the system does not say how much is available", "Set odb_window_bytes in the recipe.")
@@ -96,7 +96,7 @@ def check_memory(machine: Machine) -> Iterator[Check]:
 
 
 def check_processes(machine: Machine) -> Iterator[Check]:
-    """Processes and threads that may still be started."""
+    """How many more processes and threads may be started."""
     left = {limit: room for limit, room in (_user_room(), _group_room(machine.control_groups)) if room is not None}
     if not left:
         yield ok("processes", f"no limit, {os.cpu_count()} cores")
@@ -113,9 +113,9 @@ def check_processes(machine: Machine) -> Iterator[Check]:
 
 
 def _user_room() -> tuple[str, int | None]:
-    """How many tasks the user may still start; None: any number."""
+    """How many more tasks the user may start; None: no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if soft == resource.RLIM_INFINITY or os.geteuid() == 0:  # root is not bound by it
+    if soft == resource.RLIM_INFINITY or os.geteuid() == 0:  # does not apply to root
         return "ulimit -u", None
     import psutil
 
@@ -125,7 +125,7 @@ def _user_room() -> tuple[str, int | None]:
 
 
 def _group_room(root: Path) -> tuple[str, int | None]:
-    """The same for the control group (version 1 or 2) and those above it."""
+    """The same for the control group (version 1 or 2) and its ancestors."""
     rooms = []
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -141,14 +141,14 @@ def _group_room(root: Path) -> tuple[str, int | None]:
 
 
 LONGEST_TEMPORARY = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
-"""Characters: what the path of a socket may have, less what multiprocessing puts below the folder."""
+"""Characters: the maximum for a socket's path, less what multiprocessing appends to the folder."""
 
 GOOD_FREE = 5 * 2**30
-"""Bytes of room in the cache: an 8B model alone takes 16 GB, but may lie elsewhere."""
+"""Bytes of free space for the cache: an 8B model alone takes 16 GB, but may be elsewhere."""
 
 
 def check_storage(machine: Machine) -> Iterator[Check]:
-    """The folder for temporary files, and the one where `datasets` keeps what it has converted."""
+    """The folders for temporary files and for the cache of `datasets`."""
     yield _check_temporary(machine)
     yield _check_cache(cache_folder(machine))
 
@@ -175,7 +175,7 @@ def _check_temporary(machine: Machine) -> Check:
 
 
 def cache_folder(machine: Machine) -> Path:
-    """Where `datasets` keeps what it has converted."""
+    """The cache folder of `datasets`."""
     environ = machine.environ
     if environ.get("HF_DATASETS_CACHE"):
         return Path(environ["HF_DATASETS_CACHE"])
@@ -194,7 +194,7 @@ def _check_cache(folder: Path) -> Check:
 
 
 def _unwritable(folder: Path) -> str | None:
-    """Why no file can be made in a folder; None: one could."""
+    """Why no file can be created in a folder; None if it can."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"doctor")

@@ -1,4 +1,4 @@
-"""What a check found."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """How bad it is."""
+    """The severity."""
 
     OK = "OK"
     WARN = "WARN"
-    """Training works, or only some runs would not; worth knowing."""
+    """Training works, perhaps with exceptions."""
     FAIL = "FAIL"
-    """Training would break, or would not be what the recipe asks for."""
+    """Training would fail, or would not do what the recipe says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +21,15 @@ class Check:
     """One line of the report.
 
     Raises:
-        ValueError: a warning or a failure without its remedy.
+        ValueError: a warning or failure without a remedy, or an OK with one.
     """
 
     name: str
-    """The check, as `--only` knows it."""
+    """The check's name, as for `--only`."""
     status: Status
     found: str
     remedy: str = ""
-    """What to do; empty where all is well."""
+    """What to do; empty if all is well."""
 
     def __post_init__(self) -> None:
         if (self.status is Status.OK) == bool(self.remedy):
@@ -42,7 +42,7 @@ def ok(name: str, found: str) -> Check:
 
 
 def warn(name: str, found: str, remedy: str) -> Check:
-    """Training works, but."""
+    """Training works, with a reservation."""
     return Check(name, Status.WARN, found, remedy)
 
 

@@ -1,1 +1,1 @@
-"""What is asked in a Python process of its own: `python -m odb_factory.tools.doctor.probes.<name> <odb_port>`."""
+"""Checks that run in a separate Python process: `python -m odb_factory.tools.doctor.probes.<name> <odb_port>`."""

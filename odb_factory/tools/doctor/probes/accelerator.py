@@ -1,4 +1,4 @@
-"""Loads torch and really computes on each GPU that it sees."""
+"""Loads torch and computes on each visible GPU."""
 
 from __future__ import annotations
 

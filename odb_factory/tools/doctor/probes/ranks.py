@@ -1,7 +1,7 @@
-"""Two real ranks on this machine: they meet, measure an exchange, and run a small epoch of `OdbDataLoader`.
+"""Two real ranks on this machine: they connect, measure an exchange, and run a small epoch of `OdbDataLoader`.
 
-They go the way of a real run: rank 0 opens the port, the place is agreed through torch.distributed, and each rank forks
-its collate process, which has a worker.
+They do what a real run does: rank 0 opens the port, the address is agreed through torch.distributed, and each rank
+forks its collate process, which has a worker.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WORLD = 2
 SAMPLES = 64
 EXCHANGES = 101
 TIMEOUT = 20.0
-"""Seconds that a rank waits for another one. Here they need less than one."""
+"""Seconds that a rank waits for the other; normally less than one."""
 
 DEADLINE = 60.0
 """Seconds for both ranks."""
@@ -57,7 +57,7 @@ def _pad(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 def _gloo(rank: int, port: int) -> dict[str, Any]:
-    """Meet and exchange: seconds until the ranks had met, median milliseconds of a reduction."""
+    """Connect and exchange: seconds until connected, median milliseconds of a reduction."""
     begun = time.monotonic()
     rendezvous, store = meet(rank, WORLD, TIMEOUT, port)
     exchange = GlooExchange(rendezvous, TIMEOUT)
@@ -75,7 +75,7 @@ def _gloo(rank: int, port: int) -> dict[str, Any]:
 
 
 def _loader(rank: int, port: int) -> dict[str, Any]:
-    """One epoch: which samples came, in how many steps, and how long it took (seconds)."""
+    """One epoch: the emitted samples, the number of steps, and the duration in seconds."""
     begun = time.monotonic()
     config = OdbConfig(token_budget=512, depth=16, timeout=TIMEOUT, port=port)
     indices: list[int] = []
@@ -103,7 +103,7 @@ def _rank(rank: int, port: int, store: str, writer: Connection) -> None:
         for stage, run in STAGES.items():
             writer.send((stage, run(rank, port)))
             dist.barrier()
-    except Exception as error:  # whatever is wrong with this machine
+    except Exception as error:  # anything may be wrong with this machine
         writer.send((stage, str(error).strip() or type(error).__name__))
     finally:
         writer.close()
@@ -111,11 +111,11 @@ def _rank(rank: int, port: int, store: str, writer: Connection) -> None:
 
 
 def run(port: int) -> dict[str, Any]:
-    """By stage: the results of both ranks; or `error`, the first one's text, with which no later stage is there.
-    `samples`: how many there are."""
+    """By stage: the results of both ranks, or `error`, the first message, after which later stages are missing.
+    `samples`: the number of samples."""
     own = os.environ.get("MASTER_ADDR", "")
     if not (own and is_own_address(own)):
-        os.environ["MASTER_ADDR"] = "127.0.0.1"  # that of another machine: rank 0 would not be here
+        os.environ["MASTER_ADDR"] = "127.0.0.1"  # an address of another machine, but rank 0 is here
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(prefix="odb-doctor-") as folder:
         readers, processes = [], []

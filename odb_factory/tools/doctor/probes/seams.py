@@ -1,4 +1,4 @@
-"""Imports LLaMA-Factory as a run does, and says whether our hooks took effect and each seam fits."""
+"""Imports LLaMA-Factory as a run does, and reports whether our hooks took effect and each seam fits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from odb_factory.tools.doctor.process import answer
 
 def look() -> dict[str, Any]:
     """`version` and `seams`: by name, what does not fit (None: it fits); `installed`: the seams that are replaced now;
-    `known`: whether `odb` is a field of a recipe; `warnings`: what the hooks said."""
+    `known`: whether `odb` is a field of a recipe; `warnings`: what the hooks warned about."""
     said: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
