@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.errors import BenchmarkError
-from odb_factory.demo.tokenizer import as_pretrained
+from odb_factory.tools.demo.tokenizer import as_pretrained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast

@@ -1,7 +1,7 @@
 """The fixed batches of stock LLaMA-Factory: Standard, Sorted (`group_by_length`), and packing.
 
-Orders and the dealing to ranks are those of `odb_factory.plan.fixed`, which a run of the stock command is compared with
-in its tests: every rank gets as many batches, the first samples of the order come once more at the end.
+Orders and the dealing to ranks are those of `odb_factory.tools.plan.fixed`, which its tests compare with a run of the
+stock command: every rank gets as many batches, the first samples of the order come once more at the end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from benchmarks.batchers.micro import padded
 from benchmarks.epochs import Epoch, Micro
 from benchmarks.errors import BenchmarkError
 from odb_factory.core.budget import ceil_multiple
-from odb_factory.plan.fixed import deal, random_order, sorted_order
+from odb_factory.tools.plan.fixed import deal, random_order, sorted_order
 
 ROWS_AT_ONCE = 1000
 """LLaMA-Factory's default preprocessing_batch_size: so many samples are packed with each other."""

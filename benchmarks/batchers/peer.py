@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.batchers.micro import IDLE, padded
 from benchmarks.epochs import Epoch
 from benchmarks.errors import BenchmarkError
-from odb_factory.plan.fixed import random_order
+from odb_factory.tools.plan.fixed import random_order
 
 SAMPLE = "sample"
 """Key under which a sample's dict holds its position."""

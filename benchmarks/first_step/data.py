@@ -46,7 +46,7 @@ def make_text(place: Path, conversations: int | None, seed: int) -> int:
 
 def make_images(place: Path, count: int, seed: int) -> int:
     """Write `place/model`, a tiny Qwen3-VL, and `place/data` with a question about each image. Returns their number."""
-    from odb_factory.demo import make_vl_model
+    from odb_factory.tools.demo import make_vl_model
 
     rng = random.Random(f"first_step/{seed}")
     folder = place / "data" / "images"

@@ -66,7 +66,7 @@ def prepare(recipe: Path, overrides: Sequence[str], ranks: int | None) -> Job:
     """
     import torch
 
-    from odb_factory.llamafactory.recipe import RecipeError, read_values
+    from odb_factory.tools.plan.recipe import RecipeError, read_values
 
     try:
         values = read_values(recipe, overrides)
@@ -84,7 +84,7 @@ def prepare(recipe: Path, overrides: Sequence[str], ranks: int | None) -> Job:
 
 
 def _check_data(recipe: Path, values: dict[str, Any]) -> None:
-    from odb_factory.llamafactory.data_info import ELSEWHERE, INFO_NAME
+    from odb_factory.tools.data.output import ELSEWHERE, INFO_NAME
 
     folder = Path(str(values.get("dataset_dir", "data")))
     info = folder / INFO_NAME

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from odb_factory.plan.compare import Comparison
-from odb_factory.plan.observed import Observed
-from odb_factory.plan.pipeline import draw
-from odb_factory.plan.planner import Plan
-from odb_factory.plan.prediction import Prediction, useful_work
+from odb_factory.tools.plan.compare import Comparison
+from odb_factory.tools.plan.observed import Observed
+from odb_factory.tools.plan.pipeline import draw
+from odb_factory.tools.plan.planner import Plan
+from odb_factory.tools.plan.prediction import Prediction, useful_work
 
 FIELDS = ("steps", "samples_per_step", "padding", "ideal_share")
 """Figures of a plan from a part of the rows whose errors are counted."""

@@ -11,7 +11,7 @@ from benchmarks.rows import RowWriter
 
 if TYPE_CHECKING:
     from benchmarks.plan.runs import Run
-    from odb_factory.plan.planner import Plan
+    from odb_factory.tools.plan.planner import Plan
 
 HELP = "what `odb-factory plan` predicts against what `llamafactory-cli train` then does"
 
@@ -38,8 +38,8 @@ def measure(options: argparse.Namespace, rows: RowWriter) -> None:
     """
     from benchmarks.plan.runs import METHODS, train_demo, train_real
     from benchmarks.work_dir import fresh
-    from odb_factory.llamafactory.recipe import load_recipe
-    from odb_factory.plan.planner import DEFAULT_SAMPLES, make_plan
+    from odb_factory.tools.plan.planner import DEFAULT_SAMPLES, make_plan
+    from odb_factory.tools.plan.recipe import load_recipe
 
     place = fresh(options.work_dir)
     quick = options.quick
@@ -61,8 +61,8 @@ def measure(options: argparse.Namespace, rows: RowWriter) -> None:
 def plan_of_more(run: Run, conversations: int, ranks: int, place: Path) -> Plan:
     """The plan of the first `conversations`, whole, with the model and recipe of `run`."""
     from benchmarks.sharegpt import read_conversations, write_dataset
-    from odb_factory.llamafactory.recipe import load_recipe
-    from odb_factory.plan.planner import make_plan
+    from odb_factory.tools.plan.planner import make_plan
+    from odb_factory.tools.plan.recipe import load_recipe
 
     write_dataset(read_conversations(conversations), place)
     return make_plan(load_recipe(run.recipe, [f"dataset_dir={place}"]), samples=None, world_size=ranks)

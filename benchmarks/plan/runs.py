@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from benchmarks.launch import train
-from odb_factory.demo import make_demo
+from odb_factory.tools.demo import make_demo
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 QUICKSTARTS = {1: "quickstart", 2: "quickstart_2rank"}

@@ -103,7 +103,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     """A token for each number and word, and Qwen's control tokens; blanks and line ends are no tokens."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    from odb_factory.demo.tokenizer import as_pretrained
+    from odb_factory.tools.demo.tokenizer import as_pretrained
 
     words = [*map(str, range(NUMBERS)), *WORDS]
     core = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=None))

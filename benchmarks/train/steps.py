@@ -15,7 +15,7 @@ from benchmarks.epochs import Epoch, Micro
 from benchmarks.errors import BenchmarkError
 from benchmarks.train.record import Line, digest
 from benchmarks.train.setup import PAD_MULTIPLE, Prepared, Size
-from odb_factory.plan.fixed import deal
+from odb_factory.tools.plan.fixed import deal
 
 
 def replay(method: str, data: Prepared, size: Size, seed: int, counted: int) -> Epoch:

@@ -9,7 +9,6 @@ from typing import Any
 
 from odb_factory.config import OdbConfig
 from odb_factory.core.group_shapes import GroupShape
-from odb_factory.option import AUTO as AUTO
 from odb_factory.option import Option, check_options, integer, number, option
 
 SAMPLES_PER_UPDATE = Option(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from odb_factory.demo import make_vl_model
+from odb_factory.tools.demo import make_vl_model
 from tests.bad_samples.judge import judge_raise, judge_skip
 from tests.bad_samples.kinds import kind_names
 from tests.bad_samples.worlds import World, run_world

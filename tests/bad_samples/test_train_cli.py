@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from odb_factory.demo import DemoPaths
+from odb_factory.tools.demo import DemoPaths
 from tests.bad_samples.kinds import make_media
 from tests.llamafactory.cli import Finished, train_in_turn
 from tests.llamafactory.helpers import RECIPE

@@ -327,7 +327,7 @@ def test_throughput_is_emitted_samples_over_training_seconds(tmp_path: Path) -> 
 @pytest.mark.distributed
 @pytest.mark.timeout(600)
 def test_the_demo_is_measured_as_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from odb_factory.demo import make_demo
+    from odb_factory.tools.demo import make_demo
 
     monkeypatch.chdir(tmp_path)
     make_demo(tmp_path / "odb_demo")

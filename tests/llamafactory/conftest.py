@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from odb_factory.demo import DemoPaths, make_demo, make_text_model
+from odb_factory.tools.demo import DemoPaths, make_demo, make_text_model
 from tests.llamafactory.helpers import Parts, make_parts, make_qwen2_5_vl
 
 SAMPLES = 40

@@ -142,7 +142,7 @@ def make_qwen2_5_vl(path: Path) -> Path:
         Qwen2VLVideoProcessor,
     )
 
-    from odb_factory.demo import make_tokenizer
+    from odb_factory.tools.demo import make_tokenizer
 
     tokenizer = make_tokenizer()
     ids = {

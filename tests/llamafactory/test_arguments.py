@@ -12,10 +12,10 @@ import pytest
 from transformers import PretrainedConfig
 
 from odb_factory.config import OdbConfig
-from odb_factory.demo import DemoPaths
 from odb_factory.llamafactory.arguments import OdbFinetuningArguments
 from odb_factory.llamafactory.resolve import resolve, resolve_recipe
 from odb_factory.option import options_of
+from odb_factory.tools.demo import DemoPaths
 from odb_factory.trainer.attention import attention_length
 from tests.llamafactory.helpers import RECIPE, train_args
 

@@ -13,11 +13,11 @@ from datasets import Dataset
 from transformers import PretrainedConfig
 
 from odb_factory.core.group_shapes import Bounds, GroupShape, group_shapes
-from odb_factory.demo import DemoPaths
 from odb_factory.llamafactory.collator import OdbCollator, dummy_tokens
 from odb_factory.llamafactory.resolve import fixed_budget, resolve
 from odb_factory.llamafactory.shapes import SyntheticGroups, auto_budget, holds_media
 from odb_factory.runtime.observe import count_patches
+from odb_factory.tools.demo import DemoPaths
 from tests.llamafactory.cli import Finished, train
 from tests.llamafactory.conftest import picture
 from tests.llamafactory.helpers import RECIPE, Parts, row, train_args

@@ -12,12 +12,12 @@ from llamafactory.hparams.training_args import TrainingArguments
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from odb_factory import OdbConfig
-from odb_factory.demo import DemoPaths
 from odb_factory.llamafactory.arguments import OdbFinetuningArguments
 from odb_factory.llamafactory.collator import OdbCollator
 from odb_factory.llamafactory.online_dataset import observe_online
 from odb_factory.llamafactory.trainer import OdbSeq2SeqTrainer
 from odb_factory.runtime.errors import OdbError
+from odb_factory.tools.demo import DemoPaths
 from tests.llamafactory.helpers import Parts, row
 from tests.trainer.settings import PromptSamples, arguments, check_gradients, cross_entropy, log_probabilities, train
 from tests.trainer.tiny import pad_collate

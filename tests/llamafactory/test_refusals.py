@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from odb_factory.demo import DemoPaths
 from odb_factory.llamafactory.seams import PREPROCESS, RUN_SFT, TRAINER, registry
+from odb_factory.tools.demo import DemoPaths
 from tests.llamafactory.helpers import RECIPE, train_args
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from odb_factory.demo import DemoPaths
 from odb_factory.llamafactory import activate, autoload
 from odb_factory.llamafactory.seams import (
     PREPROCESS,
@@ -32,6 +31,7 @@ from odb_factory.llamafactory.seams import (
     SeamError,
     registry,
 )
+from odb_factory.tools.demo import DemoPaths
 from tests.llamafactory.helpers import RECIPE, train_args
 
 

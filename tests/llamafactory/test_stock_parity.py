@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from odb_factory.demo import DemoPaths
+from odb_factory.tools.demo import DemoPaths
 from tests.llamafactory.cli import Finished, train
 from tests.llamafactory.helpers import RECIPE
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from odb_factory.demo import DemoPaths
+from odb_factory.tools.demo import DemoPaths
 from tests.llamafactory.cli import Finished, train, train_in_turn
 from tests.llamafactory.helpers import RECIPE
 

@@ -1,4 +1,4 @@
-"""A tiny model, and the three data sets as `odb-factory data` makes them of small raw files."""
+"""A tiny model, and the three datasets as `odb-factory data` makes them of small raw files."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from pathlib import Path
 import pytest
 
 from odb_factory.cli import main
-from odb_factory.demo import make_demo
+from odb_factory.tools.demo import make_demo
 from tests.conftest import ROOT
 from tests.llamafactory.conftest import one_thread  # noqa: F401  (the same settings)
-from tests.prepare.raw import llava_row, sharegpt4o_row, ultrachat_row, write_llava, write_sharegpt4o, write_ultrachat
+from tests.tools.data.raw import (
+    llava_row,
+    sharegpt4o_row,
+    ultrachat_row,
+    write_llava,
+    write_sharegpt4o,
+    write_ultrachat,
+)
 
 ROWS = 40
 
@@ -24,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the three data sets, each with a broken row in its raw file."""
+    """A folder with the three datasets, each with a broken row in its raw file."""
     raw = tmp_path_factory.mktemp("raw")
     texts = [ultrachat_row(n, turns=1 + n % 4) for n in range(ROWS)]
     texts[7]["messages"].pop()

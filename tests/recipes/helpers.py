@@ -13,7 +13,7 @@ from tests.llamafactory.cli import SCRIPTS, free_port, launch
 
 FOLDER = ROOT / "yaml_recipes"
 PUBLIC = sorted(str(path.relative_to(ROOT)) for path in FOLDER.glob("*/qwen3vl_*.yaml"))
-"""The recipes of the public data sets."""
+"""The recipes of the public datasets."""
 QUICKSTARTS = sorted(str(path.relative_to(ROOT)) for path in FOLDER.glob("quickstart*.yaml"))
 
 

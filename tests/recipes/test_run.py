@@ -1,4 +1,4 @@
-"""Every recipe runs end to end on two ranks with DeepSpeed ZeRO-2: its own data set, made small, and a tiny model."""
+"""Every recipe runs end to end on two ranks with DeepSpeed ZeRO-2: its own dataset, made small, and a tiny model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.timeout(300
 
 RANKS = 2
 FULL = [recipe for recipe in PUBLIC if recipe.endswith("2b_full.yaml")]
-"""One recipe of each data set."""
+"""One recipe of each dataset."""
 OTHERS = [(recipe, way) for way in ("Standard", "Sorted", "packing") for recipe in FULL if way != "packing"]
 OTHERS += [(recipe, "packing") for recipe in FULL if "ultrachat" in recipe]
 ALL = [*((recipe, "ODB") for recipe in PUBLIC), *OTHERS]

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from odb_factory.demo.model import make_text_model
 from odb_factory.runtime.state import unpack_bits
+from odb_factory.tools.demo.model import make_text_model
 from tests.resume.runs import DROPPED, SIZE, Stage, audit, emitted, make_trainer, state_of
 
 VALID = Counter(set(range(SIZE)) - DROPPED)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from odb_factory.demo.model import make_text_model
 from odb_factory.runtime.state import unpack_bits
+from odb_factory.tools.demo.model import make_text_model
 from tests.resume.runs import DROPPED, EPOCHS, SIZE, Stage, checkpoints, emitted, reads, run, state_of
 
 pytestmark = pytest.mark.distributed

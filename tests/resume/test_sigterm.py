@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from odb_factory.demo import DemoPaths, make_demo
+from odb_factory.tools.demo import DemoPaths, make_demo
 from tests.dist import kill
 from tests.llamafactory.cli import DEADLINE, MARK, SCRIPTS, free_port, marked, train, wait_for_end, write
 from tests.llamafactory.helpers import RECIPE

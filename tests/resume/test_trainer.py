@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from odb_factory.demo.model import make_text_model
+from odb_factory.tools.demo.model import make_text_model
 from tests.dist import RankFailure
 from tests.resume.runs import DROPPED, SIZE, Stage, audit, checkpoints, emitted, run
 

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from odb_factory import OdbConfig, OdbTrainerMixin
 from odb_factory.core.budget_search import Probe
 from odb_factory.core.group_shapes import Bounds, GroupShape, group_shapes
-from odb_factory.demo.model import make_text_model
 from odb_factory.runtime.errors import OdbError
+from odb_factory.tools.demo.model import make_text_model
 from odb_factory.trainer.auto_budget import BudgetReport, NoBudgetError
 from odb_factory.trainer.options import AutoBudget
 from odb_factory.trainer.out_of_memory import is_out_of_memory

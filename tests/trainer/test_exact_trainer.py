@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from odb_factory import OdbConfig, OdbTrainerMixin
-from odb_factory.demo.model import make_text_model
+from odb_factory.tools.demo.model import make_text_model
 from tests.dist import run_ranks
 from tests.trainer.tiny import (
     KeepDouble,

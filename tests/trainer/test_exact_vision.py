@@ -14,8 +14,8 @@ from datasets import Dataset
 from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokenizer, Trainer, TrainingArguments
 
 from odb_factory import OdbConfig, OdbTrainerMixin
-from odb_factory.demo.data import make_data
-from odb_factory.demo.model import make_vl_model
+from odb_factory.tools.demo.data import make_data
+from odb_factory.tools.demo.model import make_vl_model
 from tests.dist import run_ranks
 from tests.trainer.test_exact_trainer import Collect
 from tests.trainer.tiny import KeepDouble, free_port, launch_like_torchrun, relative_error

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Qwen3MoeConfig, Qwen3MoeForCausalLM, Trainer
 
 from odb_factory import OdbConfig, OdbTrainerMixin
-from odb_factory.demo.model import make_text_model, make_vl_model
 from odb_factory.runtime.errors import OdbError
+from odb_factory.tools.demo.model import make_text_model, make_vl_model
 from tests.dist import run_ranks
 from tests.trainer.settings import (
     PromptSamples,

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from odb_factory import OdbConfig, OdbTrainerMixin
-from odb_factory.demo.model import make_text_model
 from odb_factory.runtime.errors import OdbError
+from odb_factory.tools.demo.model import make_text_model
 from odb_factory.trainer.out_of_memory import (
     FailedStep,
     Memory,

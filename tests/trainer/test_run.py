@@ -17,8 +17,8 @@ import torch
 from transformers import AutoModelForCausalLM, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 
 from odb_factory import DropSample, OdbConfig, OdbTrainerMixin
-from odb_factory.demo.model import make_text_model
 from odb_factory.runtime.errors import SampleError
+from odb_factory.tools.demo.model import make_text_model
 from tests.trainer.tiny import MaskedSamples, pad_collate
 
 SIZE = 60

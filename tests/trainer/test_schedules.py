@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, SchedulerType, Trainer, TrainerCallback, TrainingArguments
 
 from odb_factory import OdbConfig, OdbTrainerMixin
-from odb_factory.demo.model import make_text_model
+from odb_factory.tools.demo.model import make_text_model
 from tests.trainer.tiny import MaskedSamples, pad_collate
 
 SIZE, EPOCHS = 48, 2

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from odb_factory.demo import DemoPaths
+from odb_factory.tools.demo import DemoPaths
 from tests.llamafactory.v1.helpers import SIZE, data_of, train_v1
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

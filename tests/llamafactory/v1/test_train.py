@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from odb_factory.demo import DemoPaths
+from odb_factory.tools.demo import DemoPaths
 from odb_factory.trainer.attention import attention_length
 from tests.llamafactory.cli import Finished
 from tests.llamafactory.v1.helpers import SIZE, audits, check_exactly_once, continued, data_of, train_v1

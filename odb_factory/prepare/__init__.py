@@ -1,1 +1,0 @@
-"""Public data sets made ready for LLaMA-Factory: fetched or read from a local copy, converted, checked, reported."""

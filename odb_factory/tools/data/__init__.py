@@ -1,0 +1,1 @@
+"""Prepares public datasets for LLaMA-Factory: download or local copy, conversion, checks, report."""
