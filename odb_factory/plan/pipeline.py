@@ -23,7 +23,8 @@ from odb_factory.llamafactory.recipe import Recipe, RecipeError, quiet, translat
 from odb_factory.plan.data_errors import explain, places
 from odb_factory.plan.observed import Observed, RunWouldFail
 from odb_factory.plan.sources import check_data, check_model
-from odb_factory.runtime.observed import Failed, Held, ObservedDataset
+from odb_factory.runtime.transport.samples import FailedSample, ObservedSample
+from odb_factory.runtime.worker import ObservedDataset
 from odb_factory.trainer.options import AUTO, with_arguments
 
 PROBE = 16
@@ -135,7 +136,7 @@ def observe(
     dropped: list[Dropped] = []
     with quiet():
         for done, item in enumerate(_read(pipeline, indices), start=1):
-            if isinstance(item, Failed):
+            if isinstance(item, FailedSample):
                 raise OSError(f"{item.message}; free some memory or disk space, or plan with a smaller --samples.")
             if isinstance(item, Dropped):
                 dropped.append(item)
@@ -151,19 +152,19 @@ def observe(
     return Observed(size, tuple(metas), tuple(dropped))
 
 
-class _Metas(Dataset[SampleMeta | Dropped | Failed]):
+class _Metas(Dataset[SampleMeta | Dropped | FailedSample]):
     """What the run's workers observe, without the samples themselves; bad ones and long ones are only told."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         config = replace(pipeline.config, on_bad_sample="skip", overlong="keep")
         self._observed = ObservedDataset(pipeline.dataset, observe_online, config)
 
-    def __getitem__(self, index: int) -> SampleMeta | Dropped | Failed:
+    def __getitem__(self, index: int) -> SampleMeta | Dropped | FailedSample:
         item = self._observed[0, index]  # of epoch 0, as the run's first one reads it
-        return item.meta if isinstance(item, Held) else item
+        return item.meta if isinstance(item, ObservedSample) else item
 
 
-def _read(pipeline: Pipeline, indices: Sequence[int]) -> Iterator[SampleMeta | Dropped | Failed]:
+def _read(pipeline: Pipeline, indices: Sequence[int]) -> Iterator[SampleMeta | Dropped | FailedSample]:
     """In order; by worker processes where that is faster."""
     metas = _Metas(pipeline)
     start = time.monotonic()

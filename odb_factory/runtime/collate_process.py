@@ -1,4 +1,7 @@
-"""The collate process: one per rank, started once, serves every epoch (DESIGN 2)."""
+"""The collate process, in which the window and the rounds run: one per rank, started once, serves every epoch.
+
+In: a `CollateJob`, and the trainer's commands. Out: batches, and one `Failure` if something fails.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,15 @@ import traceback
 import torch
 
 from odb_factory.core.protocol import ProtocolError
-from odb_factory.runtime.batch_memory import BatchMemory
-from odb_factory.runtime.courier import Leave, Sender
-from odb_factory.runtime.epoch import CollateJob, RankEpoch
+from odb_factory.runtime.allocation import BatchMemory, return_freed_memory
 from odb_factory.runtime.errors import CollateError, ExchangeError, OdbError, SampleError
 from odb_factory.runtime.exchange import Exchange, connect, try_gloo
-from odb_factory.runtime.memory import return_freed_memory
-from odb_factory.runtime.messages import Failure, Meet, Phase, StartEpoch, Stop, receive, send
-from odb_factory.runtime.reader import Reader
+from odb_factory.runtime.messages import Failure, Meet, Phase, StartEpoch, Stop
+from odb_factory.runtime.rounds import CollateJob, RankEpoch
 from odb_factory.runtime.signals import ignore_in_this_process
+from odb_factory.runtime.transport.batches import BatchSender, StopRequested
+from odb_factory.runtime.transport.connection import receive, send
+from odb_factory.runtime.window import WindowReader
 
 WATCH_SECONDS = 0.5
 """How often the collate process looks whether its parent lives."""
@@ -44,7 +47,7 @@ def main(job: CollateJob, sock: socket.socket, other_end: socket.socket | None) 
     _settle(job.parent, sock)
     try:
         _serve(job, sock)
-    except (BrokenPipeError, ConnectionResetError, EOFError, Leave):
+    except (BrokenPipeError, ConnectionResetError, EOFError, StopRequested):
         leave(0)
     except BaseException as error:
         failure = _failure(error, job.rank)
@@ -120,7 +123,7 @@ def _join_world(job: CollateJob, sock: socket.socket) -> Exchange:
 
 def _serve(job: CollateJob, sock: socket.socket) -> None:
     exchange = _join_world(job, sock)
-    reader = Reader(
+    reader = WindowReader(
         job.dataset,
         job.observe,
         job.config,
@@ -129,7 +132,7 @@ def _serve(job: CollateJob, sock: socket.socket) -> None:
         worker_init_fn=job.worker_init_fn,
         window_bytes=job.window_bytes,
     )
-    sender, memory = Sender(sock), BatchMemory()
+    sender, memory = BatchSender(sock), BatchMemory()
     while True:
         send(sock, Phase("waiting for the next epoch"))
         command = receive(sock)

@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset
 
 from odb_factory.config import OdbConfig
-from odb_factory.runtime.epoch import CollateJob
 from odb_factory.runtime.errors import ExchangeError, all_dropped
 from odb_factory.runtime.memory import default_window_bytes
 from odb_factory.runtime.messages import EpochEnd, Resumed, StepInfo
 from odb_factory.runtime.observe import Observe, observe_sample
 from odb_factory.runtime.rendezvous import Rendezvous, meet, resolve_world
+from odb_factory.runtime.rounds import CollateJob
 from odb_factory.runtime.session import Session
 from odb_factory.runtime.signals import handled_later
 from odb_factory.runtime.state import EpochProgress, Identity, StateError, pack, unpack

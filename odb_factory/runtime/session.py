@@ -1,4 +1,8 @@
-"""The trainer's side of one collate process: start, receive, watch, stop."""
+"""Stage 4, batches out: the trainer's side of one collate process. Starts it, receives from it, watches it, stops it.
+
+In: batches as the collate process sends them. Out: a bounded queue of (batch, `StepInfo`), page-locked if that is
+wanted. Runs in the trainer process: a thread receives, the training loop takes.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +20,25 @@ from typing import Any
 
 import torch
 
-from odb_factory.runtime.blocks import Pool
+from odb_factory.runtime.allocation import ReusedBlocks
 from odb_factory.runtime.collate_process import main
-from odb_factory.runtime.courier import accept
-from odb_factory.runtime.epoch import CollateJob
 from odb_factory.runtime.errors import CollateError, ExchangeError, OdbError, SampleError, other_rank
 from odb_factory.runtime.messages import (
     EpochEnd,
     Failure,
-    Lent,
     Meet,
     Phase,
     Resumed,
     StartEpoch,
     StepInfo,
     Stop,
-    receive,
-    send,
 )
-from odb_factory.runtime.nested import map_tensors
 from odb_factory.runtime.rendezvous import Rendezvous
+from odb_factory.runtime.rounds import CollateJob
 from odb_factory.runtime.signals import blocked
+from odb_factory.runtime.tensors import map_tensors
+from odb_factory.runtime.transport.batches import Offer, accept
+from odb_factory.runtime.transport.connection import receive, send
 
 POLL_SECONDS = 0.5
 """How often a waiting thread looks whether the collate process lives."""
@@ -187,7 +189,7 @@ class Session:
 
     @property
     def phase(self) -> str:
-        """What the process was about to do when last heard of."""
+        """What the process was about to do at its last message."""
         return self._phase.name
 
     def _late(self) -> OdbError:
@@ -208,7 +210,7 @@ class Session:
     def _receive(self) -> None:
         if self._device is not None:
             torch.cuda.set_device(self._device)
-        pool = Pool(SPARE_BLOCKS)
+        memory = ReusedBlocks(SPARE_BLOCKS)
         try:
             while not self._closing.is_set():
                 if not self._readable():
@@ -218,8 +220,8 @@ class Session:
                 if isinstance(message, Phase):
                     self._phase = message
                     continue
-                if isinstance(message, Lent):
-                    answer, message = accept(message, self.process.pid or 0, pool)
+                if isinstance(message, Offer):
+                    answer, message = accept(message, self.process.pid or 0, memory)
                     # No lock against `Stop`, since Ctrl-C can leave one locked: both are small, and go in one piece.
                     send(self._sock, answer)
                     if not answer.done:
@@ -228,7 +230,7 @@ class Session:
                     message = (map_tensors(message[0], torch.Tensor.pin_memory), message[1])
                 self._put(message)
         except (OSError, EOFError):
-            self._put(self._obituary())
+            self._put(self._end_of_process())
         except Exception as error:
             self._put(Failure("collate", f"rank {self._rank}: receiving failed: {type(error).__name__}: {error}"))
 
@@ -245,7 +247,7 @@ class Session:
                 self._queue.put(item, timeout=POLL_SECONDS)
                 return
 
-    def _obituary(self) -> Failure:
+    def _end_of_process(self) -> Failure:
         self.process.join(POLL_SECONDS * 4)
         code = self.process.exitcode
         if code is None:

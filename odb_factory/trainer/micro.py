@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from odb_factory.runtime.messages import StepInfo
-from odb_factory.runtime.nested import map_tensors
+from odb_factory.runtime.tensors import map_tensors
 
 
 @dataclass(frozen=True, slots=True)
