@@ -10,11 +10,10 @@ import contextlib
 import ctypes
 import mmap
 import weakref
-from collections.abc import Iterator
 
 import numpy as np
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`."""
 
 BLOCK = 2**20
@@ -22,15 +21,6 @@ BLOCK = 2**20
 
 HUGE_PAGE = 2 * 2**20
 """Bytes of a huge page, where the system has them."""
-
-_LARGE = 2 * HUGE_PAGE
-"""Batches from this size on are made in huge pages (bytes)."""
-
-_MOST = 2**30
-"""Most of the heap that is asked to be in huge pages (bytes)."""
-
-_MMAP_MAX = 65536
-"""The C library's own bound on the number of blocks outside of the heap."""
 
 
 def allocate(nbytes: int) -> np.ndarray:
@@ -57,7 +47,7 @@ class ReusedBlocks:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._unused: list[np.ndarray] = []
+        self._unused: dict[int, np.ndarray] = {}  # each change is one operation: another thread may come between two
 
     def allocate(self, nbytes: int) -> np.ndarray:
         """As the function of this name.
@@ -76,15 +66,14 @@ class ReusedBlocks:
 
     def _find(self, nbytes: int) -> np.ndarray | None:
         """The smallest that is large enough and not far too large."""
-        fitting = [block for block in self._unused if nbytes <= block.nbytes <= nbytes + nbytes // 2]
-        if not fitting:
-            return None
-        best = min(fitting, key=len)
-        self._unused = [block for block in self._unused if block is not best]
-        return best
+        unused = list(self._unused.items())
+        fitting = [(block.nbytes, key) for key, block in unused if nbytes <= block.nbytes <= nbytes + nbytes // 2]
+        return self._unused.pop(min(fitting)[1], None) if fitting else None
 
     def _take_back(self, block: np.ndarray) -> None:
-        self._unused = [*self._unused[-(self._most - 1) :], block] if self._most > 1 else [block]
+        self._unused[id(block)] = block
+        for key in list(self._unused)[: -self._most]:
+            self._unused.pop(key, None)
 
 
 def return_freed_memory() -> None:
@@ -106,65 +95,3 @@ def keep_freed_memory() -> None:
         library = ctypes.CDLL(None)
         library.mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
         library.mallopt(_M_TRIM_THRESHOLD, 64 * 2**20)
-
-
-class _Heap(ctypes.Structure):
-    """What `mallinfo2` returns (bytes, but for some counts)."""
-
-    _fields_ = (
-        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks")),
-        *((name, ctypes.c_size_t) for name in ("used", "free", "keepcost")),
-    )
-
-
-class BatchMemory:
-    """Huge pages for the batches that one thread makes (glibc from 2.33 on; elsewhere nothing happens).
-
-    The collate function is the user's, and gets its memory from the C library, which knows nothing of huge pages. So
-    the end of the heap is asked to be in huge pages, and blocks of all sizes come from the heap meanwhile.
-    """
-
-    def __init__(self) -> None:
-        library = ctypes.CDLL(None)
-        self._library = library if hasattr(library, "mallinfo2") and hasattr(mmap, "MADV_HUGEPAGE") else None
-        self._largest = self._batch = 0
-        if self._library is not None:
-            library.mallinfo2.restype = _Heap
-            library.malloc.restype = ctypes.c_void_p
-            library.malloc.argtypes = [ctypes.c_size_t]
-            library.free.argtypes = [ctypes.c_void_p]
-            library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
-    @contextlib.contextmanager
-    def making(self) -> Iterator[None]:
-        """Around the making of a batch."""
-        library = self._library
-        if library is None:
-            yield
-            return
-        before = library.mallinfo2().used
-        library.mallopt(_M_MMAP_MAX, 0)
-        library.mallopt(_M_TRIM_THRESHOLD, 2 * _MOST - 1)  # also keeps the end that was prepared
-        if self._largest >= _LARGE:
-            self._prepare(min(_MOST, 2 * self._largest))
-        try:
-            yield
-        finally:
-            library.mallopt(_M_MMAP_MAX, _MMAP_MAX)
-            library.mallopt(_M_TRIM_THRESHOLD, BLOCK)
-            self._batch = max(0, library.mallinfo2().used - before)
-            self._largest = max(self._largest, self._batch)
-
-    def _prepare(self, nbytes: int) -> None:
-        """Have huge pages at the end of the heap, when they are touched."""
-        assert self._library is not None
-        block = self._library.malloc(nbytes)
-        if block:
-            start = -(-block // HUGE_PAGE) * HUGE_PAGE
-            self._library.madvise(start, (block + nbytes - start) // HUGE_PAGE * HUGE_PAGE, mmap.MADV_HUGEPAGE)
-            self._library.free(block)
-
-    def settle(self) -> None:
-        """After a batch has been freed: give back what others, above it in the heap, have kept there."""
-        if self._library is not None and self._batch >= _LARGE:
-            self._library.malloc_trim(0)

@@ -18,7 +18,7 @@ import traceback
 import torch
 
 from odb_factory.core.protocol import ProtocolError
-from odb_factory.runtime.allocation import BatchMemory, return_freed_memory
+from odb_factory.runtime.allocation import return_freed_memory
 from odb_factory.runtime.errors import CollateError, ExchangeError, OdbError, SampleError
 from odb_factory.runtime.exchange import Exchange, connect, try_gloo
 from odb_factory.runtime.messages import Failure, Meet, Phase, StartEpoch, Stop
@@ -26,6 +26,7 @@ from odb_factory.runtime.rounds import CollateJob, RankEpoch
 from odb_factory.runtime.signals import ignore_in_this_process
 from odb_factory.runtime.transport.batches import BatchSender, StopRequested
 from odb_factory.runtime.transport.connection import receive, send
+from odb_factory.runtime.transport.shared_memory import SharedSlots
 from odb_factory.runtime.window import WindowReader
 
 WATCH_SECONDS = 0.5
@@ -37,16 +38,18 @@ _KEPT: list[object] = []
 _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP
 
 
-def main(job: CollateJob, sock: socket.socket, other_end: socket.socket | None) -> None:
+def main(job: CollateJob, sock: socket.socket, other_end: socket.socket | None, slots: SharedSlots | None) -> None:
     """Entry point of the process: serves `StartEpoch` commands from `sock` until `Stop`, an error, or the parent's end.
 
     Sends, for each epoch, the steps as (batch, StepInfo) and then an `EpochEnd`; in case of error one `Failure`.
     """
     if other_end is not None:  # a forked copy of the trainer's end would hide the trainer's death
         other_end.close()
+    if slots is not None:
+        slots.close_file()
     _settle(job.parent, sock)
     try:
-        _serve(job, sock)
+        _serve(job, sock, slots)
     except (BrokenPipeError, ConnectionResetError, EOFError, StopRequested):
         leave(0)
     except BaseException as error:
@@ -121,7 +124,7 @@ def _join_world(job: CollateJob, sock: socket.socket) -> Exchange:
     return connect(command.rendezvous, job.config.timeout, on_lost=end_workers)
 
 
-def _serve(job: CollateJob, sock: socket.socket) -> None:
+def _serve(job: CollateJob, sock: socket.socket, slots: SharedSlots | None) -> None:
     exchange = _join_world(job, sock)
     reader = WindowReader(
         job.dataset,
@@ -132,7 +135,7 @@ def _serve(job: CollateJob, sock: socket.socket) -> None:
         worker_init_fn=job.worker_init_fn,
         window_bytes=job.window_bytes,
     )
-    sender, memory = BatchSender(sock), BatchMemory()
+    sender = BatchSender(sock, slots)
     while True:
         send(sock, Phase("waiting for the next epoch"))
         command = receive(sock)
@@ -140,4 +143,4 @@ def _serve(job: CollateJob, sock: socket.socket) -> None:
             leave(0)  # not a return: it would wait for the end of torch's own threads
         if not isinstance(command, StartEpoch):
             raise CollateError(f"unknown command {command!r}")
-        RankEpoch(job, sock, sender, memory, exchange, reader, command.epoch, command.resumed).run()
+        RankEpoch(job, sock, sender, exchange, reader, command.epoch, command.resumed).run()

@@ -21,7 +21,6 @@ from odb_factory.core.assignment import epoch_order, make_index_source
 from odb_factory.core.grouping import Group
 from odb_factory.core.protocol import ClosedRound, PlannedStep, RankProtocol, TooManyBadSamples
 from odb_factory.core.sample import Dropped
-from odb_factory.runtime.allocation import BatchMemory
 from odb_factory.runtime.errors import EXAMPLES, CollateError, ExchangeError, SampleError, reasons
 from odb_factory.runtime.exchange import Exchange
 from odb_factory.runtime.messages import EpochEnd, Phase, Resumed, StepInfo, unpack_flags
@@ -71,7 +70,6 @@ class RankEpoch:
         job: CollateJob,
         sock: socket.socket,
         sender: BatchSender,
-        memory: BatchMemory,
         exchange: Exchange,
         reader: WindowReader,
         epoch: int,
@@ -80,7 +78,6 @@ class RankEpoch:
         self._job = job
         self._sock = sock
         self._sender = sender
-        self._memory = memory
         self._exchange = exchange
         self._reader = reader
         self._epoch = epoch
@@ -227,8 +224,7 @@ class RankEpoch:
             window_bytes=self._window[1],
             align_seconds=self._align_seconds,
         )
-        self._sender.send((self._batch(group), info))
-        self._memory.settle()
+        self._sender.send(lambda: (self._batch(group), info))
         self._next_step += 1
 
     def _batch(self, group: Group | None) -> Any:
@@ -250,7 +246,7 @@ class RankEpoch:
         # without workers the window's thread draws from the same generators at the same time
         numbers = seeded(name, restore=False) if self._job.num_workers else contextlib.nullcontext()
         try:
-            with numbers, self._memory.making():
+            with numbers:
                 return self._job.collate_fn(samples)
         except Exception as error:
             raise CollateError(f"the collate function failed on {what}: {type(error).__name__}: {error}") from error

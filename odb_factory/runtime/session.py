@@ -39,6 +39,7 @@ from odb_factory.runtime.signals import blocked
 from odb_factory.runtime.tensors import map_tensors
 from odb_factory.runtime.transport.batches import Offer, accept
 from odb_factory.runtime.transport.connection import receive, send
+from odb_factory.runtime.transport.shared_memory import SharedSlots, make_slots
 
 POLL_SECONDS = 0.5
 """How often a waiting thread looks whether the collate process lives."""
@@ -55,10 +56,13 @@ With many ranks the first one is likely to fail on some rank, and all wait for i
 SPARE_BLOCKS = 2
 """Large tensors that the trainer has dropped and whose memory is kept for those to come, at most."""
 
+MORE_SLOTS = 4
+"""Batches in shared memory beside those queued: made, received, and with the training loop."""
+
 _ERRORS: dict[str, type[OdbError]] = {"sample": SampleError, "exchange": ExchangeError, "collate": CollateError}
 
 
-def _launch(job: CollateJob) -> tuple[socket.socket, multiprocessing.process.BaseProcess]:
+def _launch(job: CollateJob, slots: SharedSlots | None) -> tuple[socket.socket, multiprocessing.process.BaseProcess]:
     """Start the collate process, and wait until it is up where it was forked.
 
     A process that was forked while another thread held a lock in torch or in the C library may hang with that lock for
@@ -69,7 +73,7 @@ def _launch(job: CollateJob) -> tuple[socket.socket, multiprocessing.process.Bas
     for seconds in UP_SECONDS:
         sock, child_sock = socket.socketpair()
         process = context.Process(
-            target=main, args=(job, child_sock, sock if forked else None), name=f"odb-collate-{job.rank}"
+            target=main, args=(job, child_sock, sock if forked else None, slots), name=f"odb-collate-{job.rank}"
         )
         try:
             with blocked():
@@ -122,7 +126,12 @@ class Session:
         self._closed = False
         self._phase = Phase("starting")
         self._heard = time.monotonic()
-        self._sock, self.process = _launch(job)
+        self._slots = make_slots(job.config.queue_steps + MORE_SLOTS)
+        try:
+            self._sock, self.process = _launch(job, self._slots)
+        finally:
+            if self._slots is not None:
+                self._slots.close_file()
         self._thread = threading.Thread(target=self._receive, name="odb-receive", daemon=True)
         try:
             self._thread.start()
@@ -221,7 +230,7 @@ class Session:
                     self._phase = message
                     continue
                 if isinstance(message, Offer):
-                    answer, message = accept(message, self.process.pid or 0, memory)
+                    answer, message = accept(message, self.process.pid or 0, memory, self._slots)
                     # No lock against `Stop`, since Ctrl-C can leave one locked: both are small, and go in one piece.
                     send(self._sock, answer)
                     if not answer.done:

@@ -14,13 +14,14 @@ import signal
 import time
 import traceback
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 
 from odb_factory.config import OdbConfig
 from odb_factory.core.protocol import make_budget
@@ -34,6 +35,12 @@ from odb_factory.runtime.transport.samples import Chunk, FailedSample, Item, Obs
 
 Key = tuple[int, int]
 """Epoch and index of a sample."""
+
+CHUNK_SECONDS = 0.005
+"""A chunk should take about so long to read ..."""
+
+CHUNK_BYTES = 256 * 2**10
+"""... and hold about so much. It is one sample at least."""
 
 
 class ObservedDataset(Dataset[Item]):
@@ -125,6 +132,38 @@ class ChunkDataset(Dataset[Chunk]):
             yield item
             if isinstance(item, FailedSample):
                 return
+
+
+class ChunkSampler(Sampler[tuple[Key, ...]]):
+    """Indices of the epoch that is being read, which were handed out but not yet to a worker.
+
+    How many go to a worker at once depends on the time and the bytes that samples took; their order does not.
+
+    Args:
+        most: upper bound on that number.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.epoch = 0
+        self.indices: deque[int] = deque()
+        self._most = most
+        self._seconds = 0.0
+        self._bytes = 0.0
+        self._size = 1
+
+    def learn(self, chunk: Chunk) -> None:
+        """Adapt to what a chunk took; a large sample is remembered for a while, a slow one averaged."""
+        seconds = chunk.seconds / len(chunk.items)
+        largest = max((sample.meta.nbytes for sample in chunk.samples), default=0)
+        self._seconds += (seconds - self._seconds) * (0.2 if self._seconds else 1.0)
+        self._bytes = max(largest, 0.97 * self._bytes)
+        fits = min(CHUNK_SECONDS / max(self._seconds, 1e-9), CHUNK_BYTES / max(self._bytes, 1.0))
+        self._size = max(1, min(self._most, int(fits)))
+
+    def __iter__(self) -> Iterator[tuple[Key, ...]]:
+        while self.indices:  # more may come while this is walked
+            count = min(self._size, len(self.indices))
+            yield tuple((self.epoch, self.indices.popleft()) for _ in range(count))
 
 
 @contextlib.contextmanager

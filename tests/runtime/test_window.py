@@ -17,7 +17,8 @@ from odb_factory.runtime.errors import SampleError
 from odb_factory.runtime.observe import observe_sample
 from odb_factory.runtime.transport.process_memory import Reference
 from odb_factory.runtime.transport.samples import Chunk, ObservedSample
-from odb_factory.runtime.window import ChunkSampler, Taken, WindowReader
+from odb_factory.runtime.window import Taken, WindowReader
+from odb_factory.runtime.worker import ChunkSampler
 from tests.dist import children, kill
 from tests.runtime.helpers import Counted, Lengths, PadCollate, all_of, run_epoch, wait_until
 

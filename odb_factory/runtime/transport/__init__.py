@@ -5,8 +5,9 @@ large content only a reference does, and the receiver copies from the sender's m
 
 - `connection`: messages through the socket between trainer and collate process
 - `process_memory`: references to another process's memory, and reading it, which may be forbidden
-- `samples`: from the workers into the window, by either way
-- `batches`: from the collate process to the trainer, by either way
+- `shared_memory`: memory that the collate process and the trainer share, in which batches are made
+- `samples`: from the workers into the window: pipe or process memory
+- `batches`: from the collate process to the trainer: socket, process memory or shared memory
 
-Neither leaves anything behind: no file, no descriptor for each tensor, nothing in `/dev/shm`.
+None leaves anything behind: no file, no descriptor for each tensor, nothing in `/dev/shm`.
 """

@@ -18,7 +18,7 @@ from odb_factory.runtime.allocation import HUGE_PAGE
 from odb_factory.runtime.messages import Stop
 from odb_factory.runtime.serialise import LARGE
 from odb_factory.runtime.transport import batches, process_memory
-from odb_factory.runtime.transport.batches import BatchSender, Copied, Offer, StopRequested
+from odb_factory.runtime.transport.batches import BatchSender, Offer, Received, StopRequested
 from odb_factory.runtime.transport.process_memory import ProcessGoneError, ReadForbiddenError, read, spans_of
 from odb_factory.runtime.transport.samples import Chunk, SampleReceiver, WorkerStatus
 from tests.runtime.helpers import Lengths, PadCollate, open_files, wait_until
@@ -164,19 +164,19 @@ def test_fillers_are_not_what_the_collate_function_left_of_them() -> None:
 
 def test_a_sender_that_is_refused_sends_it_all_and_offers_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Any] = []
-    answers = [Copied(False)]
+    answers = [Received(False)]
     monkeypatch.setattr(batches, "send", lambda sock, message: sent.append(message))
     monkeypatch.setattr(batches, "send_parts", lambda sock, parts: sent.append(len(parts)))
     monkeypatch.setattr(batches, "receive", lambda sock: answers.pop())
-    sender = BatchSender(None)  # type: ignore[arg-type]
-    sender.send({"x": torch.zeros(LARGE)})
-    sender.send({"x": torch.zeros(LARGE)})
+    sender = BatchSender(None, None)  # type: ignore[arg-type]
+    sender.send(lambda: {"x": torch.zeros(LARGE)})
+    sender.send(lambda: {"x": torch.zeros(LARGE)})
     assert isinstance(sent[0], Offer)
     assert sent[1:] == [2, 2]
-    other = BatchSender(None)  # type: ignore[arg-type]
+    other = BatchSender(None, None)  # type: ignore[arg-type]
     answers.append(Stop())  # type: ignore[arg-type]
     with pytest.raises(StopRequested):
-        other.send({"x": torch.zeros(LARGE)})
+        other.send(lambda: {"x": torch.zeros(LARGE)})
 
 
 def test_workers_send_references_only_once_their_memory_is_known_to_be_readable(
