@@ -59,7 +59,7 @@ def all_dropped(rank: int, world_size: int, here: Sequence[Dropped], number: int
     else:
         which = f"none of them on this rank, so see the error of {other_rank(rank, world_size)}"
     return SampleError(
-        f"rank {rank}: {what} dropped, so there is nothing to train on; mend the data, or raise the token budget "
+        f"rank {rank}: {what} dropped, so there is nothing to train on; fix the data, or raise the token budget "
         f"(odb_token_budget) if they are overlong ({which})."
     )
 

@@ -24,7 +24,7 @@ class StepInfo:
     last: bool
     """The last step of the epoch, on every rank."""
     indices: tuple[int, ...]
-    """Data set indices of this rank's samples, in the order of the batch; empty if IDLE."""
+    """Dataset indices of this rank's samples, in the order of the batch; empty if IDLE."""
     lengths: tuple[int, ...]
     """Their observed lengths (tokens)."""
     loss_tokens: int
@@ -112,7 +112,7 @@ class Resumed:
     """What was done of an epoch before; the same on every rank."""
 
     done: bytes
-    """For each index of the data set, as `pack_flags` packs them: emitted or dropped."""
+    """For each index of the dataset, as `pack_flags` packs them: emitted or dropped."""
     steps: int
     emitted: int
     """Samples, on all ranks."""

@@ -261,7 +261,7 @@ class RankEpoch:
                 self._filler = item
                 break
         if self._filler is None:
-            raise SampleError("there is no valid sample in the data set to fill an IDLE slot with.")
+            raise SampleError("there is no valid sample in the dataset to fill an IDLE slot with.")
         return self._filler
 
     def _pop_drops(self) -> tuple[Dropped, ...]:

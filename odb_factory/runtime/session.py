@@ -213,7 +213,7 @@ class Session:
             )
         return CollateError(
             f"rank {self._rank}: nothing came from the collate process for {self._timeout:g} s (odb_timeout); it was "
-            f"last at: {self.phase}. A stalled worker or data set is the usual cause."
+            f"last at: {self.phase}. A stalled worker or dataset is the usual cause."
         )
 
     def _receive(self) -> None:

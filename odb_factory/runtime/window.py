@@ -52,7 +52,7 @@ class Taken:
     dropped: tuple[Dropped, ...]
     """Samples dropped between those taken before and the next one to come."""
     short: bool
-    """There are fewer than asked for since their bytes are too many."""
+    """There are fewer than requested, since more would exceed `window_bytes`."""
 
 
 class WindowReader:
@@ -63,7 +63,7 @@ class WindowReader:
     die with the thread that forked them.
 
     Args:
-        dataset: map-style data set of processed samples.
+        dataset: map-style dataset of processed samples.
         observe: see `OdbDataLoader`.
         config: depth, budget and the policies for samples that are overlong or bad.
         num_workers: worker processes; 0 reads in the thread itself.
@@ -89,13 +89,13 @@ class WindowReader:
             self.observed.lock = threading.RLock()
         self.observed.restore = num_workers == 0
         in_flight = num_workers * (prefetch_factor or 2)
-        self._pending = ChunkSampler(most=max(1, config.depth // (_IN_FLIGHT_SHARE * in_flight)) if num_workers else 1)
+        self._sampler = ChunkSampler(most=max(1, config.depth // (_IN_FLIGHT_SHARE * in_flight)) if num_workers else 1)
         status = WorkerStatus(num_workers)
         self._receiver = SampleReceiver(status)
         self._loader: DataLoader[Any] = DataLoader(
             ChunkDataset(self.observed, SampleSender(status)),
             batch_size=None,
-            sampler=self._pending,
+            sampler=self._sampler,
             num_workers=num_workers,
             collate_fn=_identity,
             persistent_workers=num_workers > 0,
@@ -129,19 +129,19 @@ class WindowReader:
             if not self._is_idle() or self._ready:
                 raise RuntimeError("an epoch is still being read")
             self._cancelled = False
-            self._pending.epoch = epoch
-            self._pending.indices.extend(indices)
+            self._sampler.epoch = epoch
+            self._sampler.indices.extend(indices)
             self._freed.notify()
 
     def extend(self, indices: Sequence[int]) -> None:
         """More indices of the same epoch, to be read after those before."""
         with self._freed:
-            self._pending.indices.extend(indices)
+            self._sampler.indices.extend(indices)
             self._freed.notify()
 
     def _is_idle(self) -> bool:
         stopped = self._cancelled or self._error is not None
-        return not self._reading and (stopped or not self._pending.indices)
+        return not self._reading and (stopped or not self._sampler.indices)
 
     def take(self, count: int, *, needed: bool = False) -> Taken:
         """The next `count` samples; waits until it is known whether more will come.
@@ -214,8 +214,8 @@ class WindowReader:
             self._freed.notify()
             self._await(self._is_idle)
             self._ready.clear()
-            self._pending.indices.clear()
-            self._error = None  # of a sample that nobody asked for any more
+            self._sampler.indices.clear()
+            self._error = None  # of a sample that nobody needs any more
             self._ready_samples = self._outstanding = self._outstanding_bytes = 0
 
     def _run(self) -> None:
@@ -223,7 +223,7 @@ class WindowReader:
             block_in_this_thread()
         while True:
             with self._freed:
-                self._freed.wait_for(lambda: self._pending.indices and not self._is_idle())
+                self._freed.wait_for(lambda: self._sampler.indices and not self._is_idle())
                 self._reading = True
             error: SampleError | None = None
             try:
@@ -241,7 +241,7 @@ class WindowReader:
         """Until no index is pending: the workers then run dry, and start again with the next one."""
         for chunk in self._loader:
             self._receiver.probe(chunk)
-            self._pending.learn(chunk)
+            self._sampler.learn(chunk)
             if not self._receive(chunk):
                 return
             self._receiver.acknowledge(chunk)

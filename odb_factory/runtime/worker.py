@@ -52,7 +52,7 @@ class ObservedDataset(Dataset[Item]):
 
     def __init__(self, dataset: Any, observe: Observe, config: OdbConfig) -> None:
         self.lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        """Where samples are read in a thread of the collate process: for that data set, and for random numbers."""
+        """Where samples are read in a thread of the collate process: for that dataset, and for random numbers."""
         self.restore = True
         """Others in this process draw random numbers too."""
         self.seed = config.seed
@@ -67,7 +67,7 @@ class ObservedDataset(Dataset[Item]):
         return item.copy() if isinstance(item, ObservedSample) else item
 
     def read(self, key: Key) -> Item:
-        """As `[key]`, but a sample's large tensors may lie where the data set made them."""
+        """As `[key]`, but a sample's large tensors may lie where the dataset made them."""
         epoch, index = key
         with self.lock, seeded(f"{self.seed}:{epoch}:{index}", restore=self.restore):
             return self._read(index)
@@ -92,7 +92,7 @@ class ObservedDataset(Dataset[Item]):
             return FailedSample(index, message, traceback.format_exc())
 
     def _describe(self, index: int) -> str:
-        """The data set's own words for a sample, where it has any (`describe_sample`)."""
+        """The dataset's own words for a sample, where it has any (`describe_sample`)."""
         describe = getattr(self.dataset, "describe_sample", None)
         if describe is None:
             return ""
