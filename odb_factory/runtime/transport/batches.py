@@ -27,7 +27,7 @@ LARGE_BATCH = 2 * HUGE_PAGE
 """After the first batch of this size (bytes), batches are made in shared memory."""
 
 Places = tuple[Span | None, ...]
-"""For each buffer of a batch, its offset in the slot and its size; None: it lies in private memory. Empty: all do."""
+"""For each buffer of a batch, its offset in the slot and its size; None: it lies in private memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +76,12 @@ class BatchSender:
         """
         content, places, slot = self._make(make)
         if self._slots is not None and self._slots.is_reserved(slot):  # the collate function has kept a part of it
-            places = ()
-        private = (
-            [b for b, place in zip(content.buffers, places, strict=True) if place is None]
-            if places
-            else content.buffers
-        )
+            places = (None,) * len(places)
+        private = [buffer for buffer, place in zip(content.buffers, places, strict=True) if place is None]
         if not content.buffers or (private and not self._readable):
             send_parts(self._sock, content.parts)
             return
-        if self._slots is not None and places:
+        if self._slots is not None and any(places):
             self._slots.hand_over(slot)
         send(self._sock, Offer(content.head, tuple(spans_of(private)), places, slot))
         answer = receive(self._sock)
@@ -102,12 +98,12 @@ class BatchSender:
         if self._slots is None or not self._large:
             content = serialise(make())
             self._large = content.nbytes >= LARGE_BATCH
-            return content, (), -1
+            return content, (None,) * len(content.buffers), -1
         with JoinInSlot(self._slots) as join:
             content = serialise(make())
         places = join.places_of(spans_of(content.buffers))
         if not any(places) or _overlap(places):
-            return content, (), -1
+            return content, (None,) * len(places), -1
         room = self._slots.memory(join.slot)
         buffers = (
             buffer if place is None else room[place[0] : sum(place)]
@@ -133,13 +129,12 @@ def accept(offer: Offer, pid: int, memory: ReusedBlocks, slots: SharedSlots | No
     Raises:
         EOFError: the collate process is gone.
     """
-    room = slots.take_over(offer.slot) if slots is not None and offer.places else memoryview(b"")
+    room = slots.take_over(offer.slot) if slots is not None and any(offer.places) else memoryview(b"")
     try:
         copies = iter(read(pid, offer.private, memory.allocate))
     except ReadForbiddenError:
         return Received(False), None
     except ProcessGoneError as error:
         raise EOFError from error
-    places = offer.places or (None,) * len(offer.private)
-    buffers = [next(copies) if place is None else room[place[0] : sum(place)] for place in places]
+    buffers = [next(copies) if place is None else room[place[0] : sum(place)] for place in offer.places]
     return Received(True), loads(offer.head, buffers)

@@ -12,7 +12,7 @@ import torch
 
 from odb_factory import OdbConfig, OdbDataLoader
 from odb_factory.runtime import session
-from odb_factory.runtime.transport import shared_memory
+from odb_factory.runtime.transport import process_memory, shared_memory
 from odb_factory.runtime.transport.shared_memory import JoinInSlot, SharedSlots, make_slots
 from tests.runtime.helpers import Lengths, PadCollate
 
@@ -221,3 +221,18 @@ def test_others_are_joined_elsewhere(slots: SharedSlots, join: Any) -> None:
 def test_errors_of_joining_are_those_of_torch(slots: SharedSlots) -> None:
     with JoinInSlot(slots), pytest.raises(RuntimeError, match="Sizes of tensors must match"):
         torch.cat([LARGE_ROWS[0], torch.ones(3, 3)])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_shared_memory_serves_also_where_processes_may_not_read_each_others(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_memory, "_readv", None)
+    shared = 0
+    config = OdbConfig(token_budget=20, depth=20, queue_steps=1)
+    with OdbDataLoader(Images([10] * 30), Join(), config, num_workers=workers) as loader:
+        for batch, info in loader:
+            check(batch, info.indices)
+            batch["pixels"] += 1000.0
+            shared += in_shared_memory(batch["pixels"])
+    assert shared > 5
