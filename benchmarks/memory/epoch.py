@@ -12,12 +12,14 @@ import torch
 
 from odb_factory import OdbConfig, OdbDataLoader
 from odb_factory.core.stats import padding_share
+from odb_factory.runtime.session import MORE_SLOTS
 
 MB = 2**20
 BUDGET = 8192
 LARGEST = 25 * MB
 LONGEST = 4096
 START_SECONDS = 60.0
+QUEUE_STEPS = 1
 
 
 class Pixels:
@@ -62,10 +64,11 @@ class Peak:
     def constant(self) -> int:
         """Bytes that may come on top of the window.
 
-        Two micro-batches (one that is made, and its samples unpacked), and four samples: the filler, one that is known
-        to follow, and one that arrives, which is there twice.
+        The micro-batches in memory that is shared with the trainer, which this process counts too; one more (the
+        samples of the one that is made, or one for which there was no shared memory); and four samples: the filler, one
+        that is known to follow, and one that arrives, which is there twice.
         """
-        return 2 * self.largest_batch + 4 * LARGEST
+        return (1 + QUEUE_STEPS + MORE_SLOTS) * self.largest_batch + 4 * LARGEST
 
     @property
     def within(self) -> bool:
@@ -84,7 +87,7 @@ def measure_epoch(limit: int | None, *, size: int, depth: int, workers: int, see
 def _epoch(limit: int | None, size: int, depth: int, workers: int, seed: int) -> Peak:
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it has children
     config = OdbConfig(
-        token_budget=BUDGET, depth=depth, window_bytes=limit or 2**50, ramp=False, queue_steps=1, seed=seed
+        token_budget=BUDGET, depth=depth, window_bytes=limit or 2**50, ramp=False, queue_steps=QUEUE_STEPS, seed=seed
     )
     padded = tokens = largest = steps = samples = 0
     with OdbDataLoader(Pixels(size, seed), collate, config, num_workers=workers) as loader:

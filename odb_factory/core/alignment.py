@@ -28,7 +28,7 @@ step, and whether a prefix sum follows depend on sums, and on a cursor that move
 every rank. A rank that fails says so in the first vector (`begin_round`), and the others raise.
 
 More of it: `grouping` (splits, the budget, G6), `protocol` (the order of the calls, totals, G7), `assignment` (each
-index to one rank), `runtime.epoch` and `runtime.reader` (they make the calls). `tests/formal` checks it on this very
+index to one rank), `runtime.rounds` and `runtime.window` (they make the calls). `tests/formal` checks it on this very
 code, in every state of small worlds.
 """
 

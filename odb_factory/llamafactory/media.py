@@ -12,7 +12,7 @@ from llamafactory.data.mm_plugin import BasePlugin, Qwen2VLPlugin, Qwen3VLPlugin
 
 from odb_factory.core.sample import BadSample
 from odb_factory.llamafactory.rows import media_name, media_names, one_line
-from odb_factory.runtime.observed import is_of_the_machine
+from odb_factory.runtime.errors import is_of_the_machine
 
 SUPPORTED = (BasePlugin, Qwen2VLPlugin, Qwen3VLPlugin)
 """Plugins whose media inputs of a batch are those of its samples, one after the other."""

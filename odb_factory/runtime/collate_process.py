@@ -1,4 +1,7 @@
-"""The collate process: one per rank, started once, serves every epoch."""
+"""The collate process, in which the window and the rounds run: one per rank, started once, serves every epoch.
+
+In: a `CollateJob`, and the trainer's commands. Out: batches, and one `Failure` if something fails.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,16 @@ import traceback
 import torch
 
 from odb_factory.core.protocol import ProtocolError
-from odb_factory.runtime.batch_memory import BatchMemory
-from odb_factory.runtime.courier import Leave, Sender
-from odb_factory.runtime.epoch import CollateJob, RankEpoch
+from odb_factory.runtime.allocation import return_freed_memory
 from odb_factory.runtime.errors import CollateError, ExchangeError, OdbError, SampleError
 from odb_factory.runtime.exchange import Exchange, connect, try_gloo
-from odb_factory.runtime.memory import return_freed_memory
-from odb_factory.runtime.messages import Failure, Meet, Phase, StartEpoch, Stop, receive, send
-from odb_factory.runtime.reader import Reader
+from odb_factory.runtime.messages import Failure, Meet, Phase, StartEpoch, Stop
+from odb_factory.runtime.rounds import CollateJob, RankEpoch
 from odb_factory.runtime.signals import ignore_in_this_process
+from odb_factory.runtime.transport.batches import BatchSender, StopRequested
+from odb_factory.runtime.transport.connection import receive, send
+from odb_factory.runtime.transport.shared_memory import SharedSlots
+from odb_factory.runtime.window import WindowReader
 
 WATCH_SECONDS = 0.5
 """How often the collate process looks whether its parent lives."""
@@ -34,17 +38,19 @@ _KEPT: list[object] = []
 _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP
 
 
-def main(job: CollateJob, sock: socket.socket, other_end: socket.socket | None) -> None:
+def main(job: CollateJob, sock: socket.socket, other_end: socket.socket | None, slots: SharedSlots | None) -> None:
     """Entry point of the process: serves `StartEpoch` commands from `sock` until `Stop`, an error, or the parent's end.
 
     Sends, for each epoch, the steps as (batch, StepInfo) and then an `EpochEnd`; in case of error one `Failure`.
     """
     if other_end is not None:  # a forked copy of the trainer's end would hide the trainer's death
         other_end.close()
+    if slots is not None:
+        slots.close_file()
     _settle(job.parent, sock)
     try:
-        _serve(job, sock)
-    except (BrokenPipeError, ConnectionResetError, EOFError, Leave):
+        _serve(job, sock, slots)
+    except (BrokenPipeError, ConnectionResetError, EOFError, StopRequested):
         leave(0)
     except BaseException as error:
         failure = _failure(error, job.rank)
@@ -118,9 +124,9 @@ def _join_world(job: CollateJob, sock: socket.socket) -> Exchange:
     return connect(command.rendezvous, job.config.timeout, on_lost=end_workers)
 
 
-def _serve(job: CollateJob, sock: socket.socket) -> None:
+def _serve(job: CollateJob, sock: socket.socket, slots: SharedSlots | None) -> None:
     exchange = _join_world(job, sock)
-    reader = Reader(
+    reader = WindowReader(
         job.dataset,
         job.observe,
         job.config,
@@ -129,7 +135,7 @@ def _serve(job: CollateJob, sock: socket.socket) -> None:
         worker_init_fn=job.worker_init_fn,
         window_bytes=job.window_bytes,
     )
-    sender, memory = Sender(sock), BatchMemory()
+    sender = BatchSender(sock, slots)
     while True:
         send(sock, Phase("waiting for the next epoch"))
         command = receive(sock)
@@ -137,4 +143,4 @@ def _serve(job: CollateJob, sock: socket.socket) -> None:
             leave(0)  # not a return: it would wait for the end of torch's own threads
         if not isinstance(command, StartEpoch):
             raise CollateError(f"unknown command {command!r}")
-        RankEpoch(job, sock, sender, memory, exchange, reader, command.epoch, command.resumed).run()
+        RankEpoch(job, sock, sender, exchange, reader, command.epoch, command.resumed).run()

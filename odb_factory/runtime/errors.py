@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Sequence
 
-from odb_factory.core.sample import Dropped
+from odb_factory.core.sample import BadSample, Dropped
 
 EXAMPLES = 3
 """Samples that an error names."""
@@ -58,6 +59,21 @@ def all_dropped(rank: int, world_size: int, here: Sequence[Dropped], number: int
     else:
         which = f"none of them on this rank, so see the error of {other_rank(rank, world_size)}"
     return SampleError(
-        f"rank {rank}: {what} dropped, so there is nothing to train on; mend the data, or raise the token budget "
+        f"rank {rank}: {what} dropped, so there is nothing to train on; fix the data, or raise the token budget "
         f"(odb_token_budget) if they are overlong ({which})."
     )
+
+
+def describe_error(error: BaseException) -> str:
+    """Its text, with the name of its class where that says something."""
+    return str(error) if isinstance(error, BadSample) else f"{type(error).__name__}: {error}"
+
+
+_MACHINE_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
+
+
+def is_of_the_machine(error: BaseException) -> bool:
+    """Whether the machine ran out of something, so that no sample is to blame."""
+    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):  # so says torch
+        return True
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _MACHINE_ERRORS)

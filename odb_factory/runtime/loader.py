@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset
 
 from odb_factory.config import OdbConfig
-from odb_factory.runtime.epoch import CollateJob
 from odb_factory.runtime.errors import ExchangeError, all_dropped
 from odb_factory.runtime.memory import default_window_bytes
 from odb_factory.runtime.messages import EpochEnd, Resumed, StepInfo
 from odb_factory.runtime.observe import Observe, observe_sample
 from odb_factory.runtime.rendezvous import Rendezvous, meet, resolve_world
+from odb_factory.runtime.rounds import CollateJob
 from odb_factory.runtime.session import Session
 from odb_factory.runtime.signals import handled_later
 from odb_factory.runtime.state import EpochProgress, Identity, StateError, pack, unpack
@@ -27,12 +27,12 @@ from odb_factory.runtime.state import EpochProgress, Identity, StateError, pack,
 class OdbDataLoader:
     """Yields `(batch, StepInfo)`: micro-batches formed online under a token budget, the same number on every rank.
 
-    It needs neither LLaMA-Factory nor transformers. Every rank makes one, with the same data set and config, and
+    It needs neither LLaMA-Factory nor transformers. Every rank makes one, with the same dataset and config, and
     iterates it the same number of times. Each `iter()` is one epoch. There is no `len()`: how many steps an epoch has
     is known when it ends (`StepInfo.last`). `state_dict` and `load_state_dict` carry on where a run stopped.
 
     Args:
-        dataset: map-style data set of processed samples (`__len__`, `__getitem__`); may raise `DropSample` and
+        dataset: map-style dataset of processed samples (`__len__`, `__getitem__`); may raise `DropSample` and
             `BadSample`. Where it has `describe_sample(index) -> str`, errors quote that; where it has
             `fingerprint() -> str`, a state saved with another fingerprint is refused.
         collate_fn: makes a batch of a list of samples, shortest first. Runs in the collate process, on the CPU.
@@ -147,7 +147,7 @@ class OdbDataLoader:
         load the same state.
 
         Raises:
-            StateError: it is of another data set, seed or order; the text says which.
+            StateError: it is of another dataset, seed or order; the text says which.
             RuntimeError: the loader is being iterated.
         """
         self._refuse_if_iterating()
@@ -273,10 +273,10 @@ def _check_arguments(dataset: Any, collate_fn: Any, observe: Any, num_workers: A
     map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if not map_style or isinstance(dataset, IterableDataset):
         raise TypeError(
-            f"OdbDataLoader needs a map-style data set with __len__ and __getitem__, got {type(dataset).__name__}."
+            f"OdbDataLoader needs a map-style dataset with __len__ and __getitem__, got {type(dataset).__name__}."
         )
     if len(dataset) == 0:
-        raise ValueError("the data set is empty; there is nothing to batch.")
+        raise ValueError("the dataset is empty; there is nothing to batch.")
     for name, function in (("collate_fn", collate_fn), ("observe", observe)):
         if not callable(function):
             raise TypeError(f"{name} must be a function, got {function!r}.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 from pathlib import Path
 
@@ -70,31 +69,3 @@ def local_ranks(world_size: int) -> int:
 def size_in_words(nbytes: float) -> str:
     """Bytes as MiB or GiB."""
     return f"{nbytes / 2**30:,.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:,.0f} MiB"
-
-
-M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Parameters of glibc's `mallopt`."""
-
-BLOCK = 2**20
-"""Blocks of this size and above do not lie in the heap (bytes)."""
-
-
-def return_freed_memory() -> None:
-    """Have the C library give large blocks back to the system once they are freed (glibc; elsewhere nothing happens).
-
-    By default glibc keeps blocks of up to 32 MB for later once it has seen some of that size, and samples come and go
-    in all sizes: a process would end up with far more memory than it holds samples.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, BLOCK)
-
-
-def keep_freed_memory() -> None:
-    """Have the C library keep what one sample took for the next (glibc), as by default after a large one.
-
-    For the workers, which hold few samples at a time, and are forked from a process that called `return_freed_memory`.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        library = ctypes.CDLL(None)
-        library.mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
-        library.mallopt(M_TRIM_THRESHOLD, 64 * 2**20)

@@ -1,19 +1,12 @@
-"""What the trainer process and the collate process say to each other, and how it goes through their socket."""
+"""What the trainer process and the collate process tell each other, but for the batches themselves."""
 
 from __future__ import annotations
 
-import pickle
-import socket
-import struct
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from odb_factory.core.sample import Dropped
-from odb_factory.runtime.packing import dumps, loads
-from odb_factory.runtime.remote import Span
 from odb_factory.runtime.rendezvous import Rendezvous
 
 
@@ -31,7 +24,7 @@ class StepInfo:
     last: bool
     """The last step of the epoch, on every rank."""
     indices: tuple[int, ...]
-    """Data set indices of this rank's samples, in the order of the batch; empty if IDLE."""
+    """Dataset indices of this rank's samples, in the order of the batch; empty if IDLE."""
     lengths: tuple[int, ...]
     """Their observed lengths (tokens)."""
     loss_tokens: int
@@ -119,7 +112,7 @@ class Resumed:
     """What was done of an epoch before; the same on every rank."""
 
     done: bytes
-    """For each index of the data set, as `pack_flags` packs them: emitted or dropped."""
+    """For each index of the dataset, as `pack_flags` packs them: emitted or dropped."""
     steps: int
     emitted: int
     """Samples, on all ranks."""
@@ -145,64 +138,3 @@ class StartEpoch:
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Command to the collate process."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lent:
-    """A batch whose large tensors the receiver must fetch out of the sender's memory, and say so (`Fetched`)."""
-
-    head: bytes
-    spans: tuple[Span, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """The answer to `Lent`."""
-
-    done: bool
-    """False: it cannot be; send it all."""
-
-
-_COUNT = struct.Struct("!I")
-_SIZE = struct.Struct("!Q")
-
-AT_ONCE = 256 * 2**10
-"""Messages below this size are put together and sent in one piece (bytes)."""
-
-
-def send(sock: socket.socket, obj: Any) -> None:
-    """Send one message; blocks while the peer does not read. OSError when the peer is gone."""
-    buffers: list[pickle.PickleBuffer] = []
-    head = dumps(obj, buffers.append)
-    send_parts(sock, [memoryview(head), *(b.raw() for b in buffers)])
-
-
-def send_parts(sock: socket.socket, parts: Sequence[Any]) -> None:
-    """Send one message that is pickled already: the pickle, and the buffers beside it."""
-    parts = [memoryview(part) for part in parts]
-    sizes = _COUNT.pack(len(parts)) + b"".join(_SIZE.pack(p.nbytes) for p in parts)
-    if sum(p.nbytes for p in parts) < AT_ONCE:
-        sock.sendall(b"".join((sizes, *parts)))
-        return
-    sock.sendall(sizes)
-    for part in parts:
-        sock.sendall(part)
-
-
-def receive(sock: socket.socket) -> Any:
-    """Receive one message; blocks. EOFError when the peer is gone."""
-    (count,) = _COUNT.unpack(_read(sock, _COUNT.size))
-    sizes = _read(sock, _SIZE.size * count)
-    head, *buffers = (_read(sock, _SIZE.unpack_from(sizes, i * _SIZE.size)[0]) for i in range(count))
-    return loads(head, buffers)
-
-
-def _read(sock: socket.socket, size: int) -> bytearray:
-    data = bytearray(size)
-    view = memoryview(data)
-    while view.nbytes:
-        got = sock.recv_into(view)
-        if got == 0:
-            raise EOFError("the peer closed the connection")
-        view = view[got:]
-    return data

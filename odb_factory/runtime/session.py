@@ -1,4 +1,8 @@
-"""The trainer's side of one collate process: start, receive, watch, stop."""
+"""Stage 4, batches out: the trainer's side of one collate process. Starts it, receives from it, watches it, stops it.
+
+In: batches as the collate process sends them. Out: a bounded queue of (batch, `StepInfo`), page-locked if that is
+wanted. Runs in the trainer process: a thread receives, the training loop takes.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +20,26 @@ from typing import Any
 
 import torch
 
-from odb_factory.runtime.blocks import Pool
+from odb_factory.runtime.allocation import ReusedBlocks
 from odb_factory.runtime.collate_process import main
-from odb_factory.runtime.courier import accept
-from odb_factory.runtime.epoch import CollateJob
 from odb_factory.runtime.errors import CollateError, ExchangeError, OdbError, SampleError, other_rank
 from odb_factory.runtime.messages import (
     EpochEnd,
     Failure,
-    Lent,
     Meet,
     Phase,
     Resumed,
     StartEpoch,
     StepInfo,
     Stop,
-    receive,
-    send,
 )
-from odb_factory.runtime.nested import map_tensors
 from odb_factory.runtime.rendezvous import Rendezvous
+from odb_factory.runtime.rounds import CollateJob
 from odb_factory.runtime.signals import blocked
+from odb_factory.runtime.tensors import map_tensors
+from odb_factory.runtime.transport.batches import Offer, accept
+from odb_factory.runtime.transport.connection import receive, send
+from odb_factory.runtime.transport.shared_memory import SharedSlots, make_slots
 
 POLL_SECONDS = 0.5
 """How often a waiting thread looks whether the collate process lives."""
@@ -53,10 +56,13 @@ With many ranks the first one is likely to fail on some rank, and all wait for i
 SPARE_BLOCKS = 2
 """Large tensors that the trainer has dropped and whose memory is kept for those to come, at most."""
 
+MORE_SLOTS = 4
+"""Batches in shared memory beside those queued: made, received, and with the training loop."""
+
 _ERRORS: dict[str, type[OdbError]] = {"sample": SampleError, "exchange": ExchangeError, "collate": CollateError}
 
 
-def _launch(job: CollateJob) -> tuple[socket.socket, multiprocessing.process.BaseProcess]:
+def _launch(job: CollateJob, slots: SharedSlots | None) -> tuple[socket.socket, multiprocessing.process.BaseProcess]:
     """Start the collate process, and wait until it is up where it was forked.
 
     A process that was forked while another thread held a lock in torch or in the C library may hang with that lock for
@@ -67,7 +73,7 @@ def _launch(job: CollateJob) -> tuple[socket.socket, multiprocessing.process.Bas
     for seconds in UP_SECONDS:
         sock, child_sock = socket.socketpair()
         process = context.Process(
-            target=main, args=(job, child_sock, sock if forked else None), name=f"odb-collate-{job.rank}"
+            target=main, args=(job, child_sock, sock if forked else None, slots), name=f"odb-collate-{job.rank}"
         )
         try:
             with blocked():
@@ -120,7 +126,12 @@ class Session:
         self._closed = False
         self._phase = Phase("starting")
         self._heard = time.monotonic()
-        self._sock, self.process = _launch(job)
+        self._slots = make_slots(job.config.queue_steps + MORE_SLOTS)
+        try:
+            self._sock, self.process = _launch(job, self._slots)
+        finally:
+            if self._slots is not None:
+                self._slots.close_file()
         self._thread = threading.Thread(target=self._receive, name="odb-receive", daemon=True)
         try:
             self._thread.start()
@@ -187,7 +198,7 @@ class Session:
 
     @property
     def phase(self) -> str:
-        """What the process was about to do when last heard of."""
+        """What the process was about to do at its last message."""
         return self._phase.name
 
     def _late(self) -> OdbError:
@@ -202,13 +213,13 @@ class Session:
             )
         return CollateError(
             f"rank {self._rank}: nothing came from the collate process for {self._timeout:g} s (odb_timeout); it was "
-            f"last at: {self.phase}. A stalled worker or data set is the usual cause."
+            f"last at: {self.phase}. A stalled worker or dataset is the usual cause."
         )
 
     def _receive(self) -> None:
         if self._device is not None:
             torch.cuda.set_device(self._device)
-        pool = Pool(SPARE_BLOCKS)
+        memory = ReusedBlocks(SPARE_BLOCKS)
         try:
             while not self._closing.is_set():
                 if not self._readable():
@@ -218,8 +229,8 @@ class Session:
                 if isinstance(message, Phase):
                     self._phase = message
                     continue
-                if isinstance(message, Lent):
-                    answer, message = accept(message, self.process.pid or 0, pool)
+                if isinstance(message, Offer):
+                    answer, message = accept(message, self.process.pid or 0, memory, self._slots)
                     # No lock against `Stop`, since Ctrl-C can leave one locked: both are small, and go in one piece.
                     send(self._sock, answer)
                     if not answer.done:
@@ -228,7 +239,7 @@ class Session:
                     message = (map_tensors(message[0], torch.Tensor.pin_memory), message[1])
                 self._put(message)
         except (OSError, EOFError):
-            self._put(self._obituary())
+            self._put(self._end_of_process())
         except Exception as error:
             self._put(Failure("collate", f"rank {self._rank}: receiving failed: {type(error).__name__}: {error}"))
 
@@ -245,7 +256,7 @@ class Session:
                 self._queue.put(item, timeout=POLL_SECONDS)
                 return
 
-    def _obituary(self) -> Failure:
+    def _end_of_process(self) -> Failure:
         self.process.join(POLL_SECONDS * 4)
         code = self.process.exitcode
         if code is None:

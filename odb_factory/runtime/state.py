@@ -34,15 +34,15 @@ class Identity:
     """What a state and a run must have in common."""
 
     size: int
-    """Samples of the data set."""
+    """Samples of the dataset."""
     data: str
-    """Fingerprint of the data set; empty where it has none."""
+    """Fingerprint of the dataset; empty where it has none."""
     seed: int
     shuffle: bool
 
     @classmethod
     def of(cls, dataset: Any, config: OdbConfig) -> Identity:
-        """That of a run on `dataset`, whose `fingerprint()` is asked where it has one."""
+        """That of a run on `dataset`, with its `fingerprint()` where it has one."""
         fingerprint = getattr(dataset, "fingerprint", None)
         return cls(
             size=len(dataset),
@@ -56,7 +56,7 @@ class EpochProgress:
     """The samples of one epoch that are done, as far as this rank knows; all ranks together know all of it.
 
     Args:
-        size: samples of the data set.
+        size: samples of the dataset.
         epoch: the epoch.
         resumed: what was done of it before.
     """
@@ -145,7 +145,7 @@ def unpack(state: Mapping[str, Any], identity: Identity) -> tuple[int, Resumed]:
     """The epoch to go on with, and what was done of it.
 
     Raises:
-        StateError: the state is of another data set, seed or order, or is no state.
+        StateError: the state is of another dataset, seed or order, or is no state.
     """
     missing = [key for key in _KEYS if key not in state]
     if missing or state["version"] != VERSION:
@@ -155,7 +155,7 @@ def unpack(state: Mapping[str, Any], identity: Identity) -> tuple[int, Resumed]:
         ("size", "number of samples", "resume with the same data, or start anew"),
         ("seed", "seed", "set the seed (data_seed, seed) of the run that saved it, or start anew"),
         ("shuffle", "order (shuffled or not)", "set it as in the run that saved it, or start anew"),
-        ("data", "data set", "resume with the same data in the same order, or start anew"),
+        ("data", "dataset", "resume with the same data in the same order, or start anew"),
     ):
         here = getattr(identity, key)
         if state[key] != here and not (key == "data" and not (here and state[key])):

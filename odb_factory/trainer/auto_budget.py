@@ -33,7 +33,7 @@ from odb_factory.core.budget_search import Found, Probe, search_budget
 from odb_factory.core.group_shapes import Bounds, GroupShape, group_shapes
 from odb_factory.runtime.errors import OdbError, other_rank
 from odb_factory.runtime.memory import local_ranks, size_in_words
-from odb_factory.runtime.nested import map_tensors
+from odb_factory.runtime.tensors import map_tensors
 from odb_factory.trainer.memory_probe import Meter, make_meter
 from odb_factory.trainer.micro import to_device
 from odb_factory.trainer.no_trace import forget_gradients, no_trace

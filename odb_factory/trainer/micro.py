@@ -10,8 +10,8 @@ import torch
 
 from odb_factory.runtime.errors import OdbError
 from odb_factory.runtime.messages import StepInfo
-from odb_factory.runtime.nested import map_tensors
 from odb_factory.runtime.observe import IGNORE_INDEX
+from odb_factory.runtime.tensors import map_tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from odb_factory import OdbDataLoader, StepInfo
-from odb_factory.runtime import collate_process, epoch, exchange, loader, worker
+from odb_factory.runtime import collate_process, exchange, loader, rounds, worker
 from odb_factory.runtime.messages import Phase
 from tests.dist import children, kill
 from tests.faults.cell import BETWEEN, FORKED, NEXT_EPOCH, STARTING, STEP, WORKER_FORKED, Cell
@@ -53,7 +53,7 @@ class Injector:
 
     def install(self) -> None:
         """Wrap what passes the points."""
-        for module in (collate_process, epoch):
+        for module in (collate_process, rounds):
             module.send = self._announcing(module.send)  # type: ignore[attr-defined]
         collate_process._settle = self._before(collate_process._settle, FORKED)  # type: ignore[attr-defined]
         worker.WorkerInit.__call__ = self._before(worker.WorkerInit.__call__, WORKER_FORKED)  # type: ignore[method-assign]

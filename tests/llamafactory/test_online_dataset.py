@@ -11,8 +11,7 @@ import pytest
 
 from odb_factory.core.sample import BadSample, DropSample
 from odb_factory.llamafactory.online_dataset import INVALID, observe_online
-from odb_factory.runtime.errors import SampleError
-from odb_factory.runtime.observed import is_of_the_machine
+from odb_factory.runtime.errors import SampleError, is_of_the_machine
 from odb_factory.tools.demo import DemoPaths
 from tests.llamafactory.helpers import RECIPE, Parts, row, train_args
 

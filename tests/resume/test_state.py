@@ -134,7 +134,7 @@ def test_a_state_of_another_data_set_of_the_same_size_is_refused() -> None:
         _, state = run_until(loader, 0, 0)
         loader.load_state_dict(state)
     data.name = "pears"
-    with loader_of(data) as other, pytest.raises(StateError, match=r"another data set \('apples', here 'pears'\)"):
+    with loader_of(data) as other, pytest.raises(StateError, match=r"another dataset \('apples', here 'pears'\)"):
         other.load_state_dict(state)
 
 

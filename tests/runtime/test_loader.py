@@ -177,9 +177,7 @@ def test_an_epoch_in_which_all_is_dropped_is_an_error(data: Lengths, options: di
             assert text.startswith(
                 "rank 0: all 9 samples of this epoch were dropped, so there is nothing to train on; "
             )
-            assert re.search(
-                rf"mend the data.*odb_token_budget.*the first ones: {reason}.*; sample 1.*; sample 2", text
-            )
+            assert re.search(rf"fix the data.*odb_token_budget.*the first ones: {reason}.*; sample 1.*; sample 2", text)
             assert "sample 3" not in text
             assert descendants_of_loader() == [], "closed"
             assert sorted(d.index for d in loader.epoch_ends[number].dropped) == list(range(9)), "all can be looked up"
@@ -354,7 +352,7 @@ def test_two_loaders_do_not_disturb_each_other() -> None:
 
 
 def test_a_data_set_that_is_not_map_style_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"map-style data set .* got generator"):
+    with pytest.raises(TypeError, match=r"map-style dataset .* got generator"):
         loader_of(x for x in range(3))
 
 

@@ -21,7 +21,8 @@ from odb_factory.llamafactory.online_dataset import OnlineDataset, observe_onlin
 from odb_factory.llamafactory.resolve import resolve_recipe
 from odb_factory.llamafactory.seams import PREPROCESS, registry
 from odb_factory.option import AUTO
-from odb_factory.runtime.observed import Failed, Held, ObservedDataset
+from odb_factory.runtime.transport.samples import FailedSample, ObservedSample
+from odb_factory.runtime.worker import ObservedDataset
 from odb_factory.tools.plan.observed import Observed, RunWouldFail
 from odb_factory.tools.plan.recipe import Recipe, RecipeError, quiet, translated
 from odb_factory.tools.plan.sources import check_data, check_model, explain, places
@@ -143,7 +144,7 @@ def observe(pipeline: Pipeline, count: int | None, seed: int) -> Observed:
     bar = tqdm(_read(pipeline, indices), "reading rows", len(indices), unit=" rows", disable=None)
     with quiet(), bar:
         for item in bar:
-            if isinstance(item, Failed):
+            if isinstance(item, FailedSample):
                 raise OSError(f"{item.message}; free some memory or disk space, or plan with a smaller --samples.")
             if isinstance(item, Dropped):
                 dropped.append(item)
@@ -158,19 +159,19 @@ def observe(pipeline: Pipeline, count: int | None, seed: int) -> Observed:
     return Observed(size, tuple(metas), tuple(dropped))
 
 
-class _Metas(Dataset[SampleMeta | Dropped | Failed]):
+class _Metas(Dataset[SampleMeta | Dropped | FailedSample]):
     """What the run's workers observe, without the samples; bad and overlong samples are reported, not raised."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         config = replace(pipeline.config, on_bad_sample="skip", overlong="keep")
         self._observed = ObservedDataset(pipeline.dataset, observe_online, config)
 
-    def __getitem__(self, index: int) -> SampleMeta | Dropped | Failed:
+    def __getitem__(self, index: int) -> SampleMeta | Dropped | FailedSample:
         item = self._observed[0, index]  # epoch 0, the first one of the run
-        return item.meta if isinstance(item, Held) else item
+        return item.meta if isinstance(item, ObservedSample) else item
 
 
-def _read(pipeline: Pipeline, indices: Sequence[int]) -> Iterator[SampleMeta | Dropped | Failed]:
+def _read(pipeline: Pipeline, indices: Sequence[int]) -> Iterator[SampleMeta | Dropped | FailedSample]:
     """Observe in order; with worker processes if that is faster."""
     metas = _Metas(pipeline)
     start = time.monotonic()

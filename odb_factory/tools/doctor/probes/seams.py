@@ -48,7 +48,7 @@ def _problem(check: Any) -> str | None:
 
 def _odb_is_known() -> bool:
     with contextlib.suppress(Exception):
-        classes = importlib.import_module(hooks.TRAIN_ARGS.module)._TRAIN_ARGS
+        classes = importlib.import_module(seams.TRAIN_ARGS.module)._TRAIN_ARGS
         return any(field.name == "odb" for one in classes for field in dataclasses.fields(one))
     return False
 

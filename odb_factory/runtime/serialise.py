@@ -1,7 +1,7 @@
-"""How samples and batches become bytes: pickles, with tensors as plain bytes inside or beside them.
+"""Samples and batches as bytes: pickles, with small tensors inside them and large ones beside them.
 
-Unlike torch's default of one shared-memory file a tensor, nothing is held in `/dev/shm` and no file descriptor outlives
-the transfer, however many samples the window holds.
+Unlike with torch's default, which is one shared-memory file for each tensor, nothing is held in `/dev/shm` and no file
+descriptor outlives the transfer, however many samples the window holds.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from odb_factory.runtime.blocks import allocate
+from odb_factory.runtime.allocation import allocate
 
 LARGE = 64 * 2**10
-"""Contents of a sample from this size on lie beside its pickle, and not in it (bytes)."""
+"""Tensors from this size on lie beside the pickle, not inside it (bytes)."""
 
 _KNOWN_TO_NUMPY = frozenset(
     (torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -63,13 +63,13 @@ def loads(data: Any, buffers: Sequence[Any] | None = None) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """Something as bytes."""
+class Serialised:
+    """An object as bytes."""
 
     head: Any
     """Its pickle, with all that is small (bytes, or an array of them)."""
     buffers: tuple[Any, ...] = ()
-    """What is large: views of the memory of tensors, or arrays of bytes."""
+    """The contents of its large tensors: views of their memory, or arrays of bytes."""
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -81,16 +81,16 @@ class Packed:
         """Bytes in all."""
         return sum(len(part) for part in self.parts)
 
-    def copy(self) -> Packed:
+    def copy(self) -> Serialised:
         """With buffers in memory of their own."""
-        return Packed(self.head, tuple(_copy(buffer) for buffer in self.buffers))
+        return Serialised(self.head, tuple(_copy(buffer) for buffer in self.buffers))
 
-    def unpack(self) -> Any:
-        """What was packed; its large tensors share the memory of the buffers."""
+    def load(self) -> Any:
+        """The object; its large tensors share the memory of the buffers."""
         return loads(self.head, self.buffers)
 
 
-def pack(obj: Any) -> Packed:
+def serialise(obj: Any) -> Serialised:
     """`obj` as bytes; the buffers are its tensors' own memory where these are contiguous."""
     buffers: list[memoryview] = []
 
@@ -101,7 +101,7 @@ def pack(obj: Any) -> Packed:
         buffers.append(raw)
         return False
 
-    return Packed(dumps(obj, small), tuple(buffers))
+    return Serialised(dumps(obj, small), tuple(buffers))
 
 
 def _copy(buffer: Any) -> np.ndarray:

@@ -1,4 +1,8 @@
-"""Reading and observing samples ahead of the rounds: a plain DataLoader in a thread of the collate process."""
+"""Stage 2, the window: reads ahead of the rounds, through a plain DataLoader in a thread of the collate process.
+
+In: the indices of this rank's samples, and which samples have left the window. Out: observed samples in private
+memory, in the order of the indices, as the rounds ask for them; bounded in samples and in bytes.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,22 @@ from torch.utils.data import DataLoader
 
 from odb_factory.config import OdbConfig
 from odb_factory.core.sample import Dropped, SampleMeta
-from odb_factory.runtime.errors import SampleError
+from odb_factory.runtime.errors import SampleError, describe_error
 from odb_factory.runtime.observe import Observe
-from odb_factory.runtime.observed import Failed, Held, ObservedDataset, describe_error
-from odb_factory.runtime.remote import Gone
-from odb_factory.runtime.shipping import Board, Item, OnLoan, Pending, Shipment, Shipping, redeem
 from odb_factory.runtime.signals import block_in_this_thread
-from odb_factory.runtime.worker import WorkerInit
+from odb_factory.runtime.transport.process_memory import ProcessGoneError
+from odb_factory.runtime.transport.samples import (
+    Chunk,
+    FailedSample,
+    ObservedSample,
+    SampleReceiver,
+    SampleSender,
+    WorkerStatus,
+)
+from odb_factory.runtime.worker import ChunkDataset, ChunkSampler, ObservedDataset, WorkerInit
 
-FETCH_AT_ONCE = 2**20
-"""A shipment of several samples that is no larger than this is fetched whole, before there is room for all of it."""
+COPY_AT_ONCE = 2**20
+"""A chunk of several samples that is no larger than this is copied whole, before there is room for all of it."""
 
 _IN_FLIGHT_SHARE = 16
 """Small samples that are read at once, one of so many of the depth, are in flight at most."""
@@ -36,16 +46,16 @@ def _identity(item: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What `Reader.take` returns."""
+    """What `WindowReader.take` returns."""
 
-    samples: tuple[Held, ...]
+    samples: tuple[ObservedSample, ...]
     dropped: tuple[Dropped, ...]
     """Samples dropped between those taken before and the next one to come."""
     short: bool
-    """There are fewer than asked for since their bytes are too many."""
+    """There are fewer than requested, since more would exceed `window_bytes`."""
 
 
-class Reader:
+class WindowReader:
     """Keeps the next samples of this rank ready, in the order of its indices, whatever the timing of the workers.
 
     At most `depth` samples and one more are held between reading and `release`, and at most `window_bytes` of them;
@@ -53,7 +63,7 @@ class Reader:
     die with the thread that forked them.
 
     Args:
-        dataset: map-style data set of processed samples.
+        dataset: map-style dataset of processed samples.
         observe: see `OdbDataLoader`.
         config: depth, budget and the policies for samples that are overlong or bad.
         num_workers: worker processes; 0 reads in the thread itself.
@@ -79,12 +89,13 @@ class Reader:
             self.observed.lock = threading.RLock()
         self.observed.restore = num_workers == 0
         in_flight = num_workers * (prefetch_factor or 2)
-        self._pending = Pending(most=max(1, config.depth // (_IN_FLIGHT_SHARE * in_flight)) if num_workers else 1)
-        self._board = Board(num_workers)
+        self._sampler = ChunkSampler(most=max(1, config.depth // (_IN_FLIGHT_SHARE * in_flight)) if num_workers else 1)
+        status = WorkerStatus(num_workers)
+        self._receiver = SampleReceiver(status)
         self._loader: DataLoader[Any] = DataLoader(
-            Shipping(self.observed, self._board),
+            ChunkDataset(self.observed, SampleSender(status)),
             batch_size=None,
-            sampler=self._pending,
+            sampler=self._sampler,
             num_workers=num_workers,
             collate_fn=_identity,
             persistent_workers=num_workers > 0,
@@ -102,7 +113,7 @@ class Reader:
         """Waited for by the one that takes."""
         self._awaited: Callable[[], bool] | None = None
         """What that one waits for; it is woken when this is true, and not at each sample."""
-        self._ready: deque[Held | Dropped] = deque()
+        self._ready: deque[ObservedSample | Dropped] = deque()
         self._ready_samples = 0
         self._in_hand: int | None = None  # bytes of a sample that was read and waits for room
         self._forced = False
@@ -118,19 +129,19 @@ class Reader:
             if not self._is_idle() or self._ready:
                 raise RuntimeError("an epoch is still being read")
             self._cancelled = False
-            self._pending.epoch = epoch
-            self._pending.indices.extend(indices)
+            self._sampler.epoch = epoch
+            self._sampler.indices.extend(indices)
             self._freed.notify()
 
     def extend(self, indices: Sequence[int]) -> None:
         """More indices of the same epoch, to be read after those before."""
         with self._freed:
-            self._pending.indices.extend(indices)
+            self._sampler.indices.extend(indices)
             self._freed.notify()
 
     def _is_idle(self) -> bool:
         stopped = self._cancelled or self._error is not None
-        return not self._reading and (stopped or not self._pending.indices)
+        return not self._reading and (stopped or not self._sampler.indices)
 
     def take(self, count: int, *, needed: bool = False) -> Taken:
         """The next `count` samples; waits until it is known whether more will come.
@@ -148,7 +159,7 @@ class Reader:
             if self._error is not None and self._known_ahead() <= count:  # at the same sample whatever the timing
                 raise self._error
             short = self._ready_samples < count and self._in_hand is not None and not self._fits(self._in_hand)
-            samples: list[Held] = []
+            samples: list[ObservedSample] = []
             dropped: list[Dropped] = []
             while self._ready and (len(samples) < count or isinstance(self._ready[0], Dropped)):
                 item = self._ready.popleft()
@@ -165,7 +176,7 @@ class Reader:
         self._came.wait_for(condition)
         self._awaited = None
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         """Wake the one that waits if there is reason to; to be called with the lock."""
         if self._awaited is not None and self._awaited():
             self._came.notify()
@@ -203,8 +214,8 @@ class Reader:
             self._freed.notify()
             self._await(self._is_idle)
             self._ready.clear()
-            self._pending.indices.clear()
-            self._error = None  # of a sample that nobody asked for any more
+            self._sampler.indices.clear()
+            self._error = None  # of a sample that nobody needs any more
             self._ready_samples = self._outstanding = self._outstanding_bytes = 0
 
     def _run(self) -> None:
@@ -212,7 +223,7 @@ class Reader:
             block_in_this_thread()
         while True:
             with self._freed:
-                self._freed.wait_for(lambda: self._pending.indices and not self._is_idle())
+                self._freed.wait_for(lambda: self._sampler.indices and not self._is_idle())
                 self._reading = True
             error: SampleError | None = None
             try:
@@ -224,61 +235,58 @@ class Reader:
             with self._freed:
                 self._error = self._error or error
                 self._reading = False
-                self._tell()
+                self._wake()
 
     def _read(self) -> None:
         """Until no index is pending: the workers then run dry, and start again with the next one."""
-        for shipment in self._loader:
-            self._board.find_out(shipment)
-            self._pending.learn(shipment)
-            if not self._unload(shipment):
+        for chunk in self._loader:
+            self._receiver.probe(chunk)
+            self._sampler.learn(chunk)
+            if not self._receive(chunk):
                 return
-            self._board.done(shipment)
+            self._receiver.acknowledge(chunk)
 
-    def _unload(self, shipment: Shipment) -> bool:
+    def _receive(self, chunk: Chunk) -> bool:
         """Make its items ready, as there is room for them; False: the epoch was cancelled."""
-        items: Sequence[Item] = shipment.items
-        if shipment.nbytes <= FETCH_AT_ONCE:
-            held = iter(self._redeem(shipment, [item for item in items if isinstance(item, OnLoan)]))
-            items = [next(held) if isinstance(item, OnLoan) else item for item in items]
-        for item in items:
-            if isinstance(item, Failed):
+        copied = iter(self._copy(chunk, chunk.samples)) if chunk.nbytes <= COPY_AT_ONCE else None
+        for item in chunk.items:
+            if isinstance(item, FailedSample):
                 raise SampleError("\n".join(filter(None, (item.message, item.traceback))))
-            if isinstance(item, Held | OnLoan) and not self._find_room(item.meta.nbytes):
-                return False
-            if isinstance(item, OnLoan):
-                (item,) = self._redeem(shipment, [item])
+            if isinstance(item, ObservedSample):
+                if not self._find_room(item.meta.nbytes):
+                    return False
+                item = next(copied) if copied is not None else self._copy(chunk, [item])[0]
             if not self._hand_over(item):
                 return False
         return True
 
-    def _redeem(self, shipment: Shipment, loans: Sequence[OnLoan]) -> list[Held]:
+    def _copy(self, chunk: Chunk, samples: Sequence[ObservedSample]) -> list[ObservedSample]:
         try:
-            return redeem(shipment.pid, loans)
-        except Gone:
-            raise SampleError(f"a DataLoader worker (pid {shipment.pid}) exited unexpectedly") from None
+            return self._receiver.copy(chunk, samples)
+        except ProcessGoneError:
+            raise SampleError(f"a DataLoader worker (pid {chunk.pid}) exited unexpectedly") from None
 
     def _find_room(self, nbytes: int) -> bool:
         """Wait until there is room for a sample in hand of so many bytes; False: the epoch was cancelled."""
         with self._freed:
             self._in_hand = nbytes
             if not self._has_room(nbytes):
-                self._tell()
+                self._wake()
                 self._freed.wait_for(lambda: self._has_room(nbytes) or self._cancelled)
             return not self._cancelled
 
-    def _hand_over(self, item: Held | Dropped) -> bool:
+    def _hand_over(self, item: ObservedSample | Dropped) -> bool:
         """Make `item` ready; False: the epoch was cancelled."""
         with self._freed:
             self._in_hand, self._forced = None, False
             if self._cancelled:
                 return False
-            if isinstance(item, Held):
+            if isinstance(item, ObservedSample):
                 self._outstanding += 1
                 self._outstanding_bytes += item.meta.nbytes
                 self._ready_samples += 1
             self._ready.append(item)
-            self._tell()
+            self._wake()
             return True
 
     def _has_room(self, nbytes: int) -> bool:

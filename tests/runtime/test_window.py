@@ -1,4 +1,4 @@
-"""The reader alone: order, bounds, drops, errors and cancelling."""
+"""The window's reader alone: order, bounds, drops, errors and cancelling."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ import numpy as np
 import pytest
 import torch
 
-from odb_factory import OdbConfig
+from odb_factory import OdbConfig, OdbDataLoader
 from odb_factory.core.sample import SampleMeta
 from odb_factory.runtime.errors import SampleError
 from odb_factory.runtime.observe import observe_sample
-from odb_factory.runtime.observed import Held
-from odb_factory.runtime.reader import Reader, Taken
+from odb_factory.runtime.transport.process_memory import Reference
+from odb_factory.runtime.transport.samples import Chunk, ObservedSample
+from odb_factory.runtime.window import Taken, WindowReader
+from odb_factory.runtime.worker import ChunkSampler
 from tests.dist import children, kill
-from tests.runtime.helpers import Counted, Lengths, wait_until
+from tests.runtime.helpers import Counted, Lengths, PadCollate, all_of, run_epoch, wait_until
 
 
 def reader_of(
     data: Lengths, *, depth: int = 4, workers: int = 0, window_bytes: int | None = None, **values: Any
-) -> Reader:
+) -> WindowReader:
     config = OdbConfig(token_budget=100, depth=depth, **values)
-    return Reader(
+    return WindowReader(
         data,
         observe_sample,
         config,
@@ -45,7 +47,7 @@ def _end_workers() -> Iterator[None]:
         kill(pid)
 
 
-def indices(samples: tuple[Held, ...]) -> list[int]:
+def indices(samples: tuple[ObservedSample, ...]) -> list[int]:
     return [held.meta.index for held in samples]
 
 
@@ -67,8 +69,8 @@ def test_samples_come_in_the_order_of_the_indices_whatever_the_timing(workers: i
         assert indices(rest.samples) == order[5:]
         assert reader.unread == 0
         assert [h.meta.length for h in rest.samples] == [i + 1 for i in order[5:]]
-        assert taken.samples[0].payload.unpack()["input_ids"].tolist() == [5] * 6
-        assert taken.samples[0].meta.nbytes == taken.samples[0].payload.nbytes
+        assert taken.samples[0].load()["input_ids"].tolist() == [5] * 6
+        assert taken.samples[0].meta.nbytes == taken.samples[0].content.nbytes
         reader.cancel()
 
 
@@ -163,7 +165,7 @@ def drawn(workers: int, order: list[int], *, epoch: int = 0, seed: int = 0) -> d
     reader = reader_of(Random([3] * 12), depth=20, workers=workers, seed=seed)
     reader.start_epoch(epoch, order)
     samples = reader.take(20).samples
-    return {held.meta.index: held.payload.unpack()["drawn"] for held in samples}
+    return {held.meta.index: held.load()["drawn"] for held in samples}
 
 
 def test_random_numbers_of_a_sample_depend_on_seed_epoch_and_index_only() -> None:
@@ -212,7 +214,7 @@ def test_chunks_that_follow_an_error_are_not_read() -> None:
 # --- the bound on bytes
 
 
-def sized(reader: Reader) -> int:
+def sized(reader: WindowReader) -> int:
     """Bytes of one sample of 3 tokens."""
     reader.start_epoch(0, [0])
     (held,) = reader.take(1).samples
@@ -254,7 +256,6 @@ def test_a_sample_above_the_bound_is_taken_where_nothing_else_is_held() -> None:
 def test_the_bound_holds_for_the_window_of_a_whole_epoch() -> None:
     """The loader emits everything, with windows that the bytes keep small."""
     from odb_factory import OdbDataLoader
-    from tests.runtime.helpers import PadCollate, all_of, run_epoch
 
     data = Lengths([3 + i % 40 for i in range(120)])
     config = OdbConfig(token_budget=200, depth=64, window_bytes=6000, ramp=False)
@@ -297,6 +298,48 @@ def test_without_workers_a_data_set_is_read_by_one_thread_at_a_time() -> None:
     reader = reader_of(data, depth=40)
     reader.start_epoch(0, range(20))
     for index in range(20, 30):
-        assert isinstance(reader.observed[0, index], Held)
+        assert isinstance(reader.observed[0, index], ObservedSample)
     assert len(reader.take(40).samples) == 20
     assert not data.met
+
+
+# --- chunks
+
+
+def chunk_of(seconds: float, nbytes: int) -> Chunk:
+    meta = SampleMeta(index=0, length=1, loss_tokens=0, nbytes=nbytes)
+    return Chunk([ObservedSample(meta, Reference(()))], seconds, 1, 0, 1, (0, 8))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "nbytes", "size"),
+    [(1e-5, 100, 16), (1e-3, 100, 5), (1.0, 100, 1), (1e-5, 64 * 2**10, 4), (1e-5, 30 * 2**20, 1)],
+)
+def test_small_and_quick_samples_are_read_several_at_a_time(seconds: float, nbytes: int, size: int) -> None:
+    sampler = ChunkSampler(most=16)
+    sampler.indices.extend(range(40))
+    chunks = iter(sampler)
+    assert next(chunks) == ((0, 0),), "one, until something is known of them"
+    sampler.learn(chunk_of(seconds, nbytes))
+    assert len(next(chunks)) == size
+    assert [index for chunk in chunks for _, index in chunk] == list(range(1 + size, 40))
+
+
+def test_one_large_sample_among_small_ones_is_remembered() -> None:
+    sampler = ChunkSampler(most=16)
+    sampler.indices.extend(range(100))
+    chunks = iter(sampler)
+    sampler.learn(chunk_of(1e-5, 20 * 2**20))
+    sampler.learn(chunk_of(1e-5, 100))
+    assert len(next(chunks)) == 1
+    for _ in range(300):
+        sampler.learn(chunk_of(1e-5, 100))
+    assert len(next(chunks)) == 16
+
+
+def test_an_epoch_with_small_samples_is_complete_with_many_workers() -> None:
+    data = Lengths([3 + i % 20 for i in range(2000)], drop={7, 500})
+    with OdbDataLoader(data, PadCollate(), OdbConfig(token_budget=100, depth=256), num_workers=2) as loader:
+        epochs = [run_epoch(loader, data) for _ in range(2)]
+    for epoch in epochs:
+        assert all_of([epoch]) == sorted(set(range(2000)) - {7, 500})

@@ -1,4 +1,8 @@
-"""One epoch of one rank, inside the collate process: fill, group, exchange, align, collate, send."""
+"""Stage 3, the rounds of an epoch: fill the window, group, exchange, align, collate, send.
+
+In: observed samples from the window, and the other ranks' numbers from the exchange. Out: a batch and its `StepInfo`
+for each step, then an `EpochEnd`. Runs in the main thread of the collate process.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +21,15 @@ from odb_factory.core.assignment import epoch_order, make_index_source
 from odb_factory.core.grouping import Group
 from odb_factory.core.protocol import ClosedRound, PlannedStep, RankProtocol, TooManyBadSamples
 from odb_factory.core.sample import Dropped
-from odb_factory.runtime.batch_memory import BatchMemory
-from odb_factory.runtime.courier import Sender
 from odb_factory.runtime.errors import EXAMPLES, CollateError, ExchangeError, SampleError, reasons
 from odb_factory.runtime.exchange import Exchange
-from odb_factory.runtime.messages import EpochEnd, Phase, Resumed, StepInfo, send, unpack_flags
+from odb_factory.runtime.messages import EpochEnd, Phase, Resumed, StepInfo, unpack_flags
 from odb_factory.runtime.observe import Observe
-from odb_factory.runtime.observed import Failed, Held, seeded
-from odb_factory.runtime.reader import Reader
+from odb_factory.runtime.transport.batches import BatchSender
+from odb_factory.runtime.transport.connection import send
+from odb_factory.runtime.transport.samples import FailedSample, ObservedSample
+from odb_factory.runtime.window import WindowReader
+from odb_factory.runtime.worker import seeded
 
 TELL_SECONDS = 10.0
 """How long a rank that fails waits for the others to hear of it."""
@@ -64,17 +69,15 @@ class RankEpoch:
         self,
         job: CollateJob,
         sock: socket.socket,
-        sender: Sender,
-        memory: BatchMemory,
+        sender: BatchSender,
         exchange: Exchange,
-        reader: Reader,
+        reader: WindowReader,
         epoch: int,
         resumed: Resumed | None = None,
     ) -> None:
         self._job = job
         self._sock = sock
         self._sender = sender
-        self._memory = memory
         self._exchange = exchange
         self._reader = reader
         self._epoch = epoch
@@ -97,8 +100,8 @@ class RankEpoch:
             bad=resumed.bad if resumed else 0,
             state_check=zlib.crc32(resumed.done) if resumed else 0,
         )
-        self._held: dict[int, Held] = {}
-        self._filler: Held | None = None
+        self._held: dict[int, ObservedSample] = {}
+        self._filler: ObservedSample | None = None
         self._new_drops: list[Dropped] = []
         self._handled = 0
         self._global_dropped = 0
@@ -221,45 +224,44 @@ class RankEpoch:
             window_bytes=self._window[1],
             align_seconds=self._align_seconds,
         )
-        self._sender.send((self._batch(group), info))
-        self._memory.settle()
+        self._sender.send(lambda: (self._batch(group), info))
         self._next_step += 1
 
     def _batch(self, group: Group | None) -> Any:
         if group is None:
             if self._job.config.idle == "skip":
                 return None
-            return self._collate([self._unpack(self._borrow_filler())], "a filler")
-        samples = [self._unpack(self._held.pop(s.index)) for s in group.samples]
+            return self._collate([self._load(self._find_filler())], "a filler")
+        samples = [self._load(self._held.pop(s.index)) for s in group.samples]
         self._reader.release(group.samples)
         return self._collate(samples, f"samples {', '.join(str(s.index) for s in group.samples)}")
 
-    def _unpack(self, held: Held) -> Any:
+    def _load(self, held: ObservedSample) -> Any:
         """A sample, for the collate function, which may write into it: the filler is needed again."""
-        return (held.payload.copy() if held is self._filler else held.payload).unpack()
+        return (held.copy() if held is self._filler else held).load()
 
     def _collate(self, samples: list[Any], what: str) -> Any:
         config = self._job.config
         name = f"{config.seed}:{self._epoch}:step {self._next_step}:{self._job.rank}"
-        # without workers the reader's thread draws from the same generators at the same time
+        # without workers the window's thread draws from the same generators at the same time
         numbers = seeded(name, restore=False) if self._job.num_workers else contextlib.nullcontext()
         try:
-            with numbers, self._memory.making():
+            with numbers:
                 return self._job.collate_fn(samples)
         except Exception as error:
             raise CollateError(f"the collate function failed on {what}: {type(error).__name__}: {error}") from error
 
-    def _borrow_filler(self) -> Held:
+    def _find_filler(self) -> ObservedSample:
         """The filler of this rank; one that never had a sample of its own takes the first valid one of the epoch."""
         for index in self._order if self._filler is None else ():
             item = self._reader.observed[self._epoch, index]
-            if isinstance(item, Failed):
+            if isinstance(item, FailedSample):
                 raise SampleError(item.message)
-            if isinstance(item, Held):
+            if isinstance(item, ObservedSample):
                 self._filler = item
                 break
         if self._filler is None:
-            raise SampleError("there is no valid sample in the data set to fill an IDLE slot with.")
+            raise SampleError("there is no valid sample in the dataset to fill an IDLE slot with.")
         return self._filler
 
     def _pop_drops(self) -> tuple[Dropped, ...]:
@@ -267,7 +269,7 @@ class RankEpoch:
         return drops
 
 
-def _better_filler(best: Held | None, new: Held) -> Held:
+def _better_filler(best: ObservedSample | None, new: ObservedSample) -> ObservedSample:
     """The cheaper of two fillers: with media if any has, so that every parameter takes part; then the shortest."""
     if best is None:
         return new

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from odb_factory.core.sample import Dropped
-from odb_factory.runtime.messages import EpochEnd, Phase, StepInfo, receive, send
-from odb_factory.runtime.packing import dumps, loads
+from odb_factory.runtime.messages import EpochEnd, Phase, StepInfo
+from odb_factory.runtime.serialise import LARGE, dumps, loads, serialise
+from odb_factory.runtime.transport.connection import receive, send
 from tests.runtime.helpers import open_files, shared_memory_files
 
 DTYPES = [
@@ -208,3 +209,15 @@ def test_sending_to_a_peer_that_is_gone_is_an_os_error() -> None:
     right.close()
     with left, pytest.raises(OSError, match=r"[Bb]roken pipe|reset"):
         send(left, {"x": torch.zeros(1_000_000)})
+
+
+def test_a_serialised_sample_has_large_tensors_beside_it_in_their_own_memory() -> None:
+    sample = {"small": torch.arange(5), "large": torch.arange(LARGE), "strided": torch.zeros(LARGE, 2)[:, 0]}
+    content = serialise(sample)
+    assert len(content.buffers) == 2
+    assert content.nbytes == len(content.head) + LARGE * 8 + LARGE * 4
+    own = content.copy().load()
+    content.load()["large"][0] = 77
+    assert int(sample["large"][0]) == 77, "the same memory"
+    assert int(own["large"][0]) == 0
+    assert int(own["small"][4]) == 4
