@@ -24,21 +24,15 @@ class _Captured:
 
 
 class OdbLogCallback(LogCallback):
-    """See `adopt`; progress and remaining time follow the samples, since the number of steps is an estimate."""
+    """Progress and remaining time follow the samples, since the number of steps is an estimate.
+
+    An existing callback becomes one of this class (`become`): LLaMA Board's signal handler, which stops a run, is bound
+    to the object.
+    """
 
     odb_progress: Callable[[], SampleProgress]
     thread_pool: Any
-    _handled_before: int
-
-    @classmethod
-    def adopt(cls, callback: LogCallback, progress: Callable[[], SampleProgress]) -> None:
-        """Make an existing callback one of this class.
-
-        The object must stay the same: LLaMA Board's signal handler, which stops a run, is bound to it.
-        """
-        callback.__class__ = cls
-        callback.odb_progress = progress
-        callback._handled_before = 0
+    _handled_before = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_train_begin(args, state, control, **kwargs)

@@ -35,11 +35,11 @@ from odb_factory.runtime.errors import OdbError, other_rank
 from odb_factory.runtime.memory import local_ranks, size_in_words
 from odb_factory.runtime.nested import map_tensors
 from odb_factory.trainer.memory_probe import Meter, make_meter
-from odb_factory.trainer.micro import to_device
 from odb_factory.trainer.no_trace import forget_gradients, no_trace
 from odb_factory.trainer.optimizer_memory import optimizer_tensors, pending_state_bytes
 from odb_factory.trainer.options import AutoBudget
 from odb_factory.trainer.out_of_memory import is_out_of_memory
+from odb_factory.trainer.updates import to_device
 
 HIGHEST = 2**20
 """No budget above this is looked for (tokens)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,18 +11,6 @@ from transformers import ProgressCallback
 from odb_factory.core.stats import padding_share
 from odb_factory.trainer.progress import SampleProgress
 from odb_factory.trainer.telemetry import PREFIX
-
-_EPOCHS = "  Num Epochs"
-_UPDATES = "  Total optimization steps"
-_DO_NOT_APPLY = (
-    "  Num update steps per epoch",
-    "  Instantaneous batch size per device",
-    "  Total train batch size",
-    "  Gradient Accumulation steps",
-    _UPDATES,
-    "  Fast-forwarding the dataloader",
-)
-"""Lines of Trainer's header that say how many samples or steps there are, which nobody knows."""
 
 
 class SamplesBar(ProgressCallback):
@@ -76,28 +63,3 @@ class SamplesBar(ProgressCallback):
             each = totals["samples"] / totals["steps"]
             bar.set_postfix_str(f"{each:.1f} samples/step, {padding:.1%} padding", refresh=False)
         bar.update(min(self._progress().handled, total) - bar.n)
-
-
-class HeaderFilter(logging.Filter):
-    """Keeps the lines out of Trainer's header that do not apply; on from `begin` to `end`.
-
-    With `max_steps` that is true of the epochs, too: the stock loop must not run out of them.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._logger = logging.getLogger("transformers.trainer")
-        self._hidden: tuple[str, ...] = _DO_NOT_APPLY
-
-    def begin(self, *, by_steps: bool) -> None:
-        """The header is about to be logged; `by_steps`: of a run with `max_steps`."""
-        hidden = {*_DO_NOT_APPLY, _EPOCHS} - {_UPDATES} if by_steps else _DO_NOT_APPLY
-        self._hidden = tuple(hidden)
-        self._logger.addFilter(self)
-
-    def end(self) -> None:
-        """It was logged."""
-        self._logger.removeFilter(self)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith(self._hidden)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.utils import logging
 
+from odb_factory.trainer import hf_adapter
 from odb_factory.trainer.bar import SamplesBar
+from odb_factory.trainer.jit_checkpoint import AgreedCheckpoint
 from odb_factory.trainer.progress import SampleProgress
 from odb_factory.trainer.shares import Shares
 
@@ -32,7 +35,7 @@ class OdbCallback(TrainerCallback):
         bars: Callable[[], list[TrainerCallback]],
         announcement: Callable[[], str] = str,
     ) -> None:
-        self._progress = progress
+        self.progress = progress
         self._announcement = announcement
         self._bars = bars
         self._shares = Shares()
@@ -43,15 +46,15 @@ class OdbCallback(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if args.max_steps <= 0:
-            state.max_steps = self._progress().estimated_updates()
-        self._shares.begin(args, state, self._progress().share)
+            state.max_steps = self.progress().estimated_updates()
+        self._shares.begin(args, state, self.progress().share)
         text = self._announcement()
         if state.is_world_process_zero:
             logger.info(text)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.on_update()
-        progress = self._progress()
+        progress = self.progress()
         state.epoch = progress.epoch
         if progress.epoch_over:
             control.should_epoch_stop = True
@@ -79,3 +82,20 @@ class OdbCallback(TrainerCallback):
                     bar.total = total  # shown by the callback's own update, which follows
         for listener in self.on_total:
             listener(total)
+
+
+def add_callbacks(trainer: Any, ours: OdbCallback, totals: Callable[[], Mapping[str, int]]) -> None:
+    """Put ours before the stock callbacks of a Trainer, two of which give way to those that count in samples.
+
+    Args:
+        totals: see `SamplesBar`.
+    """
+    callbacks = trainer.callback_handler.callbacks
+    for place, callback in enumerate(callbacks):
+        if type(callback) is ProgressCallback:
+            callbacks[place] = SamplesBar(ours.progress, totals, callback.max_str_len)
+        elif type(callback) is JITCheckpointCallback:
+            hf_adapter.become(
+                callback, AgreedCheckpoint, world_size=trainer.args.world_size, before_saving=ours.after_step_end
+            )
+    callbacks.insert(0, ours)

@@ -1,4 +1,4 @@
-"""A run goes on from states that older versions saved, with exactly the samples that are left: see fixtures/README.md."""
+"""Runs go on from states that older versions saved, with exactly the samples that are left: see fixtures/README.md."""
 
 from __future__ import annotations
 

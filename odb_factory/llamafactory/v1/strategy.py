@@ -16,7 +16,7 @@ from odb_factory.llamafactory.v1.arguments import STRATEGY
 from odb_factory.runtime.loader import OdbDataLoader
 from odb_factory.runtime.messages import StepInfo
 from odb_factory.runtime.observe import IGNORE_INDEX
-from odb_factory.trainer.micro import closes_update
+from odb_factory.trainer.updates import closes_update
 
 KEY = "odb_update"
 """Where v1's `batch_info` holds the `UpdateInMaking`."""
