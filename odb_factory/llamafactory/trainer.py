@@ -20,7 +20,7 @@ class OdbSeq2SeqTrainer(OdbTrainerMixin, CustomSeq2SeqTrainer):
         self.odb_run.updates.check_targets = True  # `observe_online` counts them alike
         for callback in self.callback_handler.callbacks:
             if type(callback) is LogCallback:
-                become(callback, OdbLogCallback, odb_progress=lambda: self.odb_progress)
+                become(callback, OdbLogCallback, ledger=lambda: self.odb_progress)
         self.odb_callback.on_total.append(self._tell_log_callback)
         # LLaMA-Factory would process the whole data set once more to count its tokens; they are counted already
         self._odb_tokens_per_second = bool(self.finetuning_args.include_effective_tokens_per_second)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from tqdm.auto import tqdm
 from transformers import ProgressCallback
 
 from odb_factory.core.stats import padding_share
-from odb_factory.trainer.progress import SampleProgress
+from odb_factory.trainer.ledger import Ledger
 from odb_factory.trainer.telemetry import PREFIX
 
 
@@ -17,36 +17,29 @@ class SamplesBar(ProgressCallback):
     """In place of `ProgressCallback`: samples done, with rate and remaining time, padding and samples per step.
 
     Args:
-        progress: returns the run's progress.
-        totals: returns its counts so far (`steps`, `samples`, `tokens`, `padded_tokens`), of all ranks.
+        ledger: returns the run's ledger.
         max_str_len: see `ProgressCallback`.
     """
 
-    def __init__(
-        self,
-        progress: Callable[[], SampleProgress],
-        totals: Callable[[], Mapping[str, int]],
-        max_str_len: int = 100,
-    ) -> None:
+    def __init__(self, ledger: Callable[[], Ledger], max_str_len: int = 100) -> None:
         super().__init__(max_str_len)
-        self._progress = progress
-        self._totals = totals
+        self._ledger = ledger
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
-            progress = self._progress()
-            total = progress.estimated_samples(args.max_steps)
+            ledger = self._ledger()
+            total = ledger.estimated_samples(args.max_steps)
             self.training_bar = tqdm(
-                total=total, initial=min(progress.handled, total), unit=" samples", dynamic_ncols=True
+                total=total, initial=min(ledger.handled, total), unit=" samples", dynamic_ncols=True
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.training_bar is not None:
-            self._show(self._progress().estimated_samples(args.max_steps))
+            self._show(self._ledger().estimated_samples(args.max_steps))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.training_bar is not None:
-            self._show(self._progress().handled)
+            self._show(self._ledger().handled)
             self.training_bar.refresh()
         super().on_train_end(args, state, control, **kwargs)
 
@@ -55,11 +48,11 @@ class SamplesBar(ProgressCallback):
         super().on_log(args, state, control, logs=shown, **kwargs)
 
     def _show(self, total: int) -> None:
-        totals = self._totals()
+        counts = self._ledger().counts
         bar: Any = self.training_bar
         bar.total = total
-        if totals.get("steps"):
-            padding = padding_share(totals["tokens"], totals["padded_tokens"])
-            each = totals["samples"] / totals["steps"]
+        if counts["steps"]:
+            padding = padding_share(counts["tokens"], counts["padded_tokens"])
+            each = counts["samples"] / counts["steps"]
             bar.set_postfix_str(f"{each:.1f} samples/step, {padding:.1%} padding", refresh=False)
-        bar.update(min(self._progress().handled, total) - bar.n)
+        bar.update(min(self._ledger().handled, total) - bar.n)

@@ -14,8 +14,8 @@ from odb_factory.trainer.auto_budget import BudgetReport
 from odb_factory.trainer.callback import OdbCallback
 from odb_factory.trainer.checks import check_arguments, check_label_smoothing
 from odb_factory.trainer.hf_adapter import TrainerAdapter
+from odb_factory.trainer.ledger import Ledger
 from odb_factory.trainer.options import AutoBudget
-from odb_factory.trainer.progress import SampleProgress
 from odb_factory.trainer.resume import find_state
 from odb_factory.trainer.run import TrainerRun
 from odb_factory.trainer.updates import WholeUpdate
@@ -75,9 +75,9 @@ class OdbTrainerMixin(TrainerAdapter):
         return self.odb_run.config
 
     @property
-    def odb_progress(self) -> SampleProgress:
-        """How far the run is."""
-        return self.odb_run.progress
+    def odb_progress(self) -> Ledger:
+        """How far the run is, and what it did."""
+        return self.odb_run.ledger
 
     @property
     def odb_summary(self) -> dict[str, Any]:

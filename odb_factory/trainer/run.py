@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,9 @@ from odb_factory.trainer.auto_budget import BudgetReport
 from odb_factory.trainer.budgeting import find_budget
 from odb_factory.trainer.callback import OdbCallback, add_callbacks
 from odb_factory.trainer.hf_adapter import HeaderFilter
+from odb_factory.trainer.ledger import Ledger
 from odb_factory.trainer.options import AutoBudget, with_arguments
-from odb_factory.trainer.progress import SampleProgress
 from odb_factory.trainer.record import RunRecord, advice, announcement, in_words, known_of, resumption
-from odb_factory.trainer.report import Audit
 from odb_factory.trainer.resume import load_state, save_state
 from odb_factory.trainer.schedule import Position, follow, pace_of, unfinished_warmup
 from odb_factory.trainer.telemetry import PREFIX
@@ -56,16 +55,14 @@ class TrainerRun:
         self.updates = Updates(
             trainer, self, stock_step=stock_step, samples=samples_per_update, check_targets=observe is observe_sample
         )
-        self.progress = SampleProgress(dataset_size=1, epochs=1, first_guess=1)
+        self.ledger = Ledger(dataset_size=1, epochs=1, first_guess=1)
         self.summary: dict[str, Any] = {}
         """Figures of the last run, as in `odb_summary.json`."""
         self.budget: BudgetReport | None = None
         """How the token budget of the last run was found; None: it was given."""
-        self.callback = OdbCallback(
-            lambda: self.progress, lambda: trainer.callback_handler.callbacks, self._announcement
-        )
+        self.callback = OdbCallback(lambda: self.ledger, lambda: trainer.callback_handler.callbacks, self._announcement)
         self.callback.on_update = self.updates.commit
-        add_callbacks(trainer, self.callback, self._totals)
+        add_callbacks(trainer, self.callback)
         self.nothing_was_left = False
         """All that was left of the epoch, in a run that was resumed, was dropped."""
         self._trainer = trainer
@@ -79,8 +76,6 @@ class TrainerRun:
         """What the next log gets."""
         self._saved: dict[str, Any] | None = None
         """The state that the run goes on from."""
-        self._progress_saved: dict[str, int] = {}
-        """The progress after the last update that is done."""
 
     @property
     def loader(self) -> OdbDataLoader:
@@ -93,9 +88,6 @@ class TrainerRun:
         """That of the run, once the model is prepared."""
         assert self._record is not None
         return self._record
-
-    def _totals(self) -> Mapping[str, int]:
-        return self._record.audit.totals if self._record is not None else {}
 
     # -- its start
 
@@ -128,11 +120,17 @@ class TrainerRun:
         per_epoch = max(1, -(-size // batch))
         epochs = float(args.num_train_epochs)
         updates = max(1, round(per_epoch * epochs))
-        self.progress = SampleProgress(dataset_size=size, epochs=epochs, first_guess=updates)
+        self.ledger = Ledger(
+            dataset_size=size,
+            epochs=epochs,
+            first_guess=updates,
+            rank=args.process_index,
+            world_size=args.world_size,
+        )
         if args.max_steps > 0:
             # an epoch has at least one update, so that many epochs are always enough
             return args.max_steps, per_epoch, size, args.max_steps * batch, batch, per_epoch, args.max_steps
-        return -int(-epochs // 1), per_epoch, size, self.progress.total, batch, per_epoch, updates
+        return -int(-epochs // 1), per_epoch, size, self.ledger.total, batch, per_epoch, updates
 
     def restore(self, checkpoint: Any, epochs: int) -> int:
         """Load what was done until `checkpoint`, if there is one; returns the epoch to go on with (0-based).
@@ -140,17 +138,17 @@ class TrainerRun:
         That is `epochs` if nothing is left to do.
         """
         self._saved = None
-        args, progress = self._trainer.args, self.progress
+        args, ledger = self._trainer.args, self.ledger
         if checkpoint is None:
             return 0
         if args.ignore_data_skip:
             raise ValueError("odb: ignore_data_skip would train on samples twice in an epoch; remove it.")
         saved = self._saved = load_state(checkpoint)
         self.loader.load_state_dict(saved["loader"])
-        progress.restore(saved["progress"])
+        ledger.restore(saved)
         epoch: int = saved["loader"]["epoch"]
-        over = progress.finished if args.max_steps <= 0 else args.max_steps <= self._trainer.state.global_step
-        logger.info(resumption(progress, epoch, over=over))
+        over = ledger.finished if args.max_steps <= 0 else args.max_steps <= self._trainer.state.global_step
+        logger.info(resumption(ledger, epoch, over=over))
         return epochs if over else epoch
 
     def make_schedule(self, make: Callable[[int], Any]) -> Any:
@@ -164,17 +162,17 @@ class TrainerRun:
         if given is not None:  # LLaMA-Factory adds lengths to it, here in samples
             args.lr_scheduler_kwargs = dict(given)
         try:
-            scheduler = make(self.progress.total)
+            scheduler = make(self.ledger.total)
         finally:
             args.lr_scheduler_kwargs = given
         if pace is not None:
-            self._position = Position(self.progress, pace, args.get_warmup_steps(self.progress.total))
+            self._position = Position(self.ledger, pace, args.get_warmup_steps(self.ledger.total))
             follow(scheduler, self._position)
         return scheduler
 
     def begin(self, model: Any) -> None:
-        """The model is prepared, and the checkpoint loaded: find the token budget, and open the record."""
-        args, saved, progress = self._trainer.args, self._saved, self.progress
+        """The model is prepared, and the checkpoint is loaded: find the token budget, and open the record."""
+        args, ledger = self._trainer.args, self.ledger
         if self._auto is not None:
             self.budget = find_budget(
                 self._trainer,
@@ -182,27 +180,18 @@ class TrainerRun:
                 self._stock_step,
                 auto=self._auto,
                 config=self.config,
-                dataset_size=progress.dataset_size,
+                dataset_size=ledger.dataset_size,
                 varies=self.updates.samples is not None,
             )
             self.config = dataclasses.replace(self.config, token_budget=self.budget.token_budget)
             self.loader.set_token_budget(self.budget.token_budget)
         self._header.begin(by_steps=args.max_steps > 0)
-        audit = Audit(
-            args.output_dir,
-            rank=args.process_index,
-            world_size=args.world_size,
-            dataset_size=progress.dataset_size,
-            token_budget=self.config.token_budget,
-            write_steps=self._write_steps,
-            keep_updates=progress.updates if saved else 0,
+        ledger.token_budget = self.config.token_budget
+        self._record = RunRecord(
+            ledger, args.output_dir, device=args.device, write_steps=self._write_steps, saved=self._saved
         )
-        self._record = RunRecord(audit, world_size=args.world_size, device=args.device)
-        self._progress_saved = progress.state()
-        if saved is not None:
-            self._record.restore(saved["audit"])
-            if self._position is not None:
-                self._position.restore(saved)
+        if self._saved is not None and self._position is not None:
+            self._position.restore(self._saved)
 
     def _announcement(self) -> str:
         """The line behind Trainer's header."""
@@ -223,11 +212,10 @@ class TrainerRun:
         self.record.open_epoch()
 
     def update_done(self, infos: Sequence[StepInfo]) -> None:
-        """An update is done that was made of these steps; called before anything is saved."""
-        self.record.add_update(infos, self.progress.updates)
+        """An update is done that was made of these steps: they count as trained from now on."""
+        self.record.add_update(infos)
         self.loader.commit()
-        self._progress_saved = self.progress.state()
-        if self.progress.epoch_over:
+        if self.ledger.epoch_over:
             self.record.close_epoch(self.loader.epoch_ends[-1])
 
     @contextlib.contextmanager
@@ -255,9 +243,8 @@ class TrainerRun:
             return
         state = {
             "loader": self._loader.state_dict(),
-            "progress": self._progress_saved,
-            "audit": self._record.state(),
-            **(self._position or Position(self.progress)).state(),
+            **self._record.state(),
+            **(self._position or Position(self.ledger)).state(),
         }
         if self._trainer.args.should_save:
             save_state(directory, state)
@@ -265,22 +252,22 @@ class TrainerRun:
     def close_epoch(self, *, stopped: bool) -> None:
         """The epoch is over; `stopped`: and the run with it."""
         self.record.close_epoch(None)  # of an epoch that max_steps or a callback ended
-        if not (self.progress.epoch_over or stopped):
-            self.progress.cut_epoch()
+        if not (self.ledger.epoch_over or stopped):
+            self.ledger.cut_epoch()
 
     # -- its end
 
     @property
     def emitted_here(self) -> int:
         """Samples that this process and those of the other ranks trained on, since they began."""
-        return self.progress.emitted - self.record.before["samples"]
+        return self.ledger.emitted - self.record.before["samples"]
 
     def finish(self) -> None:
         """The run is done: its summary, written and logged on rank 0."""
         first = self._trainer.is_world_process_zero()
         known = known_of(
             self.config,
-            self.progress,
+            self.ledger,
             ranks=self._trainer.args.world_size,
             samples=self.updates.samples,
             auto=self.budget.summary() if self.budget is not None else None,

@@ -119,7 +119,6 @@ class Updates:
             return None
         loss_tokens = sum(info.global_loss_tokens for info in infos)
         self._pending.extend(MicroBatch(info, loss_tokens) for info in infos)
-        self._run.progress.advance(infos)
         return batches if self.samples is None else [WholeUpdate(batches)]
 
     # -- forward and backward, and when gradients are synchronised
@@ -155,7 +154,7 @@ class Updates:
 
     def _failed_step(self, inputs: Any) -> FailedStep:
         assert self._current is not None
-        rank, update = self._trainer.args.process_index, self._run.progress.updates
+        rank, update = self._trainer.args.process_index, self._run.ledger.updates + 1
         return FailedStep.of(self._current.info, inputs, rank, update, self._run.config)
 
     # -- the loss scale
@@ -177,7 +176,7 @@ class Updates:
     # -- what counts as trained
 
     def commit(self) -> None:
-        """The update is done: what it was made of counts as trained from now on, in the loader and in the record."""
+        """The optimizer has stepped: what the update was made of counts as trained, in the loader and in the ledger."""
         self._run.update_done(self._trained)
         self._trained.clear()
 

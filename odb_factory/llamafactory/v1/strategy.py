@@ -55,7 +55,7 @@ class MicroBatchProvider:
         self._update = update
 
     def __len__(self) -> int:
-        """Samples of the data set."""
+        """Samples of the dataset."""
         return len(self.loader.dataset)
 
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
