@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import DistributedType
-from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 if TYPE_CHECKING:
@@ -42,6 +41,8 @@ TrainerBase: Any = object
 
 def check_layout() -> None:
     """Raise RuntimeError for a Trainer without the methods that are overridden here and in `OdbTrainerMixin`."""
+    from transformers import Trainer  # takes a second, and v1 runs, which import this module too, need none of it
+
     missing = [name for name in OVERRIDDEN if not hasattr(Trainer, name)]
     if missing:
         raise RuntimeError(
