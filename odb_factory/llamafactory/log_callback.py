@@ -9,7 +9,7 @@ from typing import Any
 
 from llamafactory.train.callbacks import LogCallback
 
-from odb_factory.trainer.progress import SampleProgress
+from odb_factory.trainer.ledger import Ledger
 from odb_factory.trainer.telemetry import PREFIX
 
 
@@ -24,25 +24,19 @@ class _Captured:
 
 
 class OdbLogCallback(LogCallback):
-    """See `adopt`; progress and remaining time follow the samples, since the number of steps is an estimate."""
+    """Progress and remaining time follow the samples, since the number of steps is an estimate.
 
-    odb_progress: Callable[[], SampleProgress]
+    An existing callback becomes one of this class (`become`): LLaMA Board's signal handler, which stops a run, is bound
+    to the object.
+    """
+
+    ledger: Callable[[], Ledger]
     thread_pool: Any
-    _handled_before: int
-
-    @classmethod
-    def adopt(cls, callback: LogCallback, progress: Callable[[], SampleProgress]) -> None:
-        """Make an existing callback one of this class.
-
-        The object must stay the same: LLaMA Board's signal handler, which stops a run, is bound to it.
-        """
-        callback.__class__ = cls
-        callback.odb_progress = progress
-        callback._handled_before = 0
+    _handled_before = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_train_begin(args, state, control, **kwargs)
-        self._handled_before = self.odb_progress().handled
+        self._handled_before = self.ledger().handled
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         captured = _Captured()
@@ -56,8 +50,8 @@ class OdbLogCallback(LogCallback):
             pool.submit(function, directory, {**line, **self._progress_of(args), **figures_in(state.log_history[-1])})
 
     def _progress_of(self, args: Any) -> dict[str, Any]:
-        progress = self.odb_progress()
-        total, done = progress.estimated_samples(args.max_steps), progress.handled
+        ledger = self.ledger()
+        total, done = ledger.estimated_samples(args.max_steps), ledger.handled
         here = done - self._handled_before
         left = (time.time() - self.start_time) * (total - done) / here if here else 0.0
         return {"percentage": round(100 * done / total, 2), "remaining_time": str(timedelta(seconds=int(left)))}

@@ -8,6 +8,7 @@ from llamafactory.train.callbacks import LogCallback
 from llamafactory.train.sft.trainer import CustomSeq2SeqTrainer
 
 from odb_factory.llamafactory.log_callback import OdbLogCallback
+from odb_factory.trainer.hf_adapter import become
 from odb_factory.trainer.mixin import OdbTrainerMixin
 
 
@@ -16,10 +17,10 @@ class OdbSeq2SeqTrainer(OdbTrainerMixin, CustomSeq2SeqTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._odb_check_targets = True  # `observe_online` counts them alike
+        self.odb_run.updates.check_targets = True  # `observe_online` counts them alike
         for callback in self.callback_handler.callbacks:
             if type(callback) is LogCallback:
-                OdbLogCallback.adopt(callback, lambda: self.odb_progress)
+                become(callback, OdbLogCallback, ledger=lambda: self.odb_progress)
         self.odb_callback.on_total.append(self._tell_log_callback)
         # LLaMA-Factory would process the whole data set once more to count its tokens; they are counted already
         self._odb_tokens_per_second = bool(self.finetuning_args.include_effective_tokens_per_second)
@@ -34,7 +35,6 @@ class OdbSeq2SeqTrainer(OdbTrainerMixin, CustomSeq2SeqTrainer):
         output = super()._finalize_training(*args, **kwargs)
         if self._odb_tokens_per_second:
             seconds = output.metrics["train_runtime"] * self.args.world_size
-            assert self._odb_record is not None
-            tokens = self.odb_summary["tokens"] - self._odb_record.before["tokens"]
+            tokens = self.odb_summary["tokens"] - self.odb_run.record.before["tokens"]
             output.metrics["effective_tokens_per_sec"] = tokens / seconds
         return output

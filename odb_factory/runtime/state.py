@@ -124,6 +124,16 @@ def unpack_bits(text: str, size: int) -> np.ndarray:
     return unpack_flags(_from_text(text), size)
 
 
+def pack_values(values: np.ndarray) -> str:
+    """An array of small numbers (uint8) as short text."""
+    return _as_text(values.astype(np.uint8).tobytes())
+
+
+def unpack_values(text: str, size: int) -> np.ndarray:
+    """The inverse of `pack_values`: (size,) uint8."""
+    return np.frombuffer(_from_text(text), np.uint8, count=size)
+
+
 def _as_text(data: bytes) -> str:
     return base64.b64encode(zlib.compress(data)).decode()
 

@@ -34,12 +34,12 @@ from odb_factory.core.group_shapes import Bounds, GroupShape, group_shapes
 from odb_factory.runtime.errors import OdbError, other_rank
 from odb_factory.runtime.memory import local_ranks, size_in_words
 from odb_factory.runtime.tensors import map_tensors
-from odb_factory.trainer.memory_probe import Meter, make_meter
-from odb_factory.trainer.micro import to_device
+from odb_factory.trainer.memory_probe import MemoryMeter, make_meter
 from odb_factory.trainer.no_trace import forget_gradients, no_trace
 from odb_factory.trainer.optimizer_memory import optimizer_tensors, pending_state_bytes
 from odb_factory.trainer.options import AutoBudget
 from odb_factory.trainer.out_of_memory import is_out_of_memory
+from odb_factory.trainer.updates import to_device
 
 HIGHEST = 2**20
 """No budget above this is looked for (tokens)."""
@@ -272,7 +272,7 @@ def _let_go(error: BaseException) -> None:
         seen = seen.__cause__ or seen.__context__
 
 
-def _make_meter(auto: AutoBudget, run: Run) -> Meter:
+def _make_meter(auto: AutoBudget, run: Run) -> MemoryMeter:
     model = run.model
     held = [*model.parameters(), *model.buffers(), *optimizer_tensors(run.optimizer)]
     buckets = 0

@@ -2,64 +2,44 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from tqdm.auto import tqdm
 from transformers import ProgressCallback
 
 from odb_factory.core.stats import padding_share
-from odb_factory.trainer.progress import SampleProgress
+from odb_factory.trainer.ledger import Ledger
 from odb_factory.trainer.telemetry import PREFIX
-
-_EPOCHS = "  Num Epochs"
-_UPDATES = "  Total optimization steps"
-_DO_NOT_APPLY = (
-    "  Num update steps per epoch",
-    "  Instantaneous batch size per device",
-    "  Total train batch size",
-    "  Gradient Accumulation steps",
-    _UPDATES,
-    "  Fast-forwarding the dataloader",
-)
-"""Lines of Trainer's header that say how many samples or steps there are, which nobody knows."""
 
 
 class SamplesBar(ProgressCallback):
     """In place of `ProgressCallback`: samples done, with rate and remaining time, padding and samples per step.
 
     Args:
-        progress: returns the run's progress.
-        totals: returns its counts so far (`steps`, `samples`, `tokens`, `padded_tokens`), of all ranks.
+        ledger: returns the run's ledger.
         max_str_len: see `ProgressCallback`.
     """
 
-    def __init__(
-        self,
-        progress: Callable[[], SampleProgress],
-        totals: Callable[[], Mapping[str, int]],
-        max_str_len: int = 100,
-    ) -> None:
+    def __init__(self, ledger: Callable[[], Ledger], max_str_len: int = 100) -> None:
         super().__init__(max_str_len)
-        self._progress = progress
-        self._totals = totals
+        self._ledger = ledger
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
-            progress = self._progress()
-            total = progress.estimated_samples(args.max_steps)
+            ledger = self._ledger()
+            total = ledger.estimated_samples(args.max_steps)
             self.training_bar = tqdm(
-                total=total, initial=min(progress.handled, total), unit=" samples", dynamic_ncols=True
+                total=total, initial=min(ledger.handled, total), unit=" samples", dynamic_ncols=True
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.training_bar is not None:
-            self._show(self._progress().estimated_samples(args.max_steps))
+            self._show(self._ledger().estimated_samples(args.max_steps))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.training_bar is not None:
-            self._show(self._progress().handled)
+            self._show(self._ledger().handled)
             self.training_bar.refresh()
         super().on_train_end(args, state, control, **kwargs)
 
@@ -68,36 +48,11 @@ class SamplesBar(ProgressCallback):
         super().on_log(args, state, control, logs=shown, **kwargs)
 
     def _show(self, total: int) -> None:
-        totals = self._totals()
+        counts = self._ledger().counts
         bar: Any = self.training_bar
         bar.total = total
-        if totals.get("steps"):
-            padding = padding_share(totals["tokens"], totals["padded_tokens"])
-            each = totals["samples"] / totals["steps"]
+        if counts["steps"]:
+            padding = padding_share(counts["tokens"], counts["padded_tokens"])
+            each = counts["samples"] / counts["steps"]
             bar.set_postfix_str(f"{each:.1f} samples/step, {padding:.1%} padding", refresh=False)
-        bar.update(min(self._progress().handled, total) - bar.n)
-
-
-class HeaderFilter(logging.Filter):
-    """Keeps the lines out of Trainer's header that do not apply; on from `begin` to `end`.
-
-    With `max_steps` that is true of the epochs, too: the stock loop must not run out of them.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._logger = logging.getLogger("transformers.trainer")
-        self._hidden: tuple[str, ...] = _DO_NOT_APPLY
-
-    def begin(self, *, by_steps: bool) -> None:
-        """The header is about to be logged; `by_steps`: of a run with `max_steps`."""
-        hidden = {*_DO_NOT_APPLY, _EPOCHS} - {_UPDATES} if by_steps else _DO_NOT_APPLY
-        self._hidden = tuple(hidden)
-        self._logger.addFilter(self)
-
-    def end(self) -> None:
-        """It was logged."""
-        self._logger.removeFilter(self)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith(self._hidden)
+        bar.update(min(self._ledger().handled, total) - bar.n)

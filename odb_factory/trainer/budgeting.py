@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,103 +12,87 @@ from transformers.utils import logging
 
 from odb_factory.config import OdbConfig
 from odb_factory.core.group_shapes import Bounds
-from odb_factory.runtime.loader import OdbDataLoader
+from odb_factory.trainer import hf_adapter
 from odb_factory.trainer.auto_budget import BudgetReport, Run, choose_budget
-from odb_factory.trainer.base import TrainerBase
 from odb_factory.trainer.no_trace import is_deepspeed
 from odb_factory.trainer.options import AutoBudget
 
 logger = logging.get_logger("transformers.odb_factory")
 
 
-class BudgetMixin(TrainerBase):
-    """Part of `OdbTrainerMixin`: finds the token budget where the recipe leaves that to us."""
+def find_budget(
+    trainer: Any,
+    model: Any,
+    stock_step: Callable[..., Any],
+    *,
+    auto: AutoBudget,
+    config: OdbConfig,
+    dataset_size: int,
+    varies: bool,
+) -> BudgetReport:
+    """Search between the preparation of the model and the first batch; every rank calls it.
 
-    odb_config: OdbConfig
-    odb_auto_budget: BudgetReport | None
-    """How the budget of the last run was found; None: it was given."""
-    _odb_auto: AutoBudget | None
-    _odb_loader: OdbDataLoader | None
-    _odb_samples_per_update: int | None
-    current_gradient_accumulation_steps: int
+    Args:
+        trainer: the Trainer.
+        model: as it was prepared.
+        stock_step: its own `training_step`.
+        auto: what the search needs to know.
+        config: of the run; its token budget has no effect.
+        dataset_size: samples of the dataset.
+        varies: the number of micro-batches of an update does.
 
-    def _odb_choose_budget(self, model: Any) -> None:
-        """Between the preparation of the model and the first batch; every rank calls it. Nothing without `AutoBudget`.
-
-        Raises:
-            ValueError, OdbError: see `choose_budget`; an optimizer that steps during the backward.
-        """
-        if self._odb_auto is None:
-            return
-        if self.args.optim in (OptimizerNames.LOMO, OptimizerNames.ADALOMO):
-            raise ValueError(
-                f"odb_token_budget: auto cannot try steps with optim {self.args.optim.value}, which changes the "
-                "weights during the backward; set a number of tokens."
-            )
-        assert self._odb_loader is not None
-        if self.is_world_process_zero():
-            logger.info(
-                "Online Dynamic Batching: looking for the largest token budget that fits; this may take some minutes."
-            )
-        auto, config = self._odb_auto, self.odb_config
-        bounds = Bounds(
-            longest=auto.longest,
-            most_samples=min(config.depth, config.max_samples or config.depth, len(self._odb_loader.dataset)),
-            pad_to_multiple_of=config.pad_to_multiple_of,
-            dummy_tokens=config.dummy_tokens,
-            max_patches=config.max_patches,
-            media=auto.media,
+    Raises:
+        ValueError, OdbError: see `choose_budget`; an optimizer that steps during the backward.
+    """
+    if trainer.args.optim in (OptimizerNames.LOMO, OptimizerNames.ADALOMO):
+        raise ValueError(
+            f"odb_token_budget: auto cannot try steps with optim {trainer.args.optim.value}, which changes the "
+            "weights during the backward; set a number of tokens."
         )
-        with self._odb_within_update():
-            report = choose_budget(auto, bounds, self._odb_run(model), keep_overlong=config.overlong == "keep")
-        self.odb_auto_budget = report
-        self.odb_config = dataclasses.replace(config, token_budget=report.token_budget)
-        self._odb_loader.set_token_budget(report.token_budget)
-        if self.is_world_process_zero():
-            logger.info(report.recipe_line)
-
-    def _odb_run(self, model: Any) -> Run:
-        args = self.args
-        varies = 2 if self._odb_samples_per_update is not None else 1
-        accumulation = max(args.gradient_accumulation_steps, varies)
-        train = super().training_step
-
-        def step(batch: Any) -> Any:
-            # gradients stay on their rank, as in all micro-batches of an update but the last
-            alone = isinstance(model, torch.nn.parallel.DistributedDataParallel)
-            with model.no_sync() if alone else contextlib.nullcontext():
-                return train(model, batch)
-
-        whole = 0
-        if self.is_fsdp_enabled and accumulation > 1:  # Trainer then keeps them unsharded until the last one
-            world = 1 if self.accelerator.is_fsdp2 else args.world_size
-            whole = sum(p.numel() * p.element_size() * world for p in model.parameters() if p.requires_grad)
-        return Run(
-            model=model,
-            optimizer=self.optimizer,
-            device=args.device,
-            rank=args.process_index,
-            world_size=args.world_size,
-            step=step,
-            sharded=is_deepspeed(model) or bool(self.is_fsdp_enabled),
-            accumulation=accumulation,
-            tell=logger.info if self.is_world_process_zero() else lambda text: None,
-            counted=whole,
+    first = trainer.is_world_process_zero()
+    if first:
+        logger.info(
+            "Online Dynamic Batching: looking for the largest token budget that fits; this may take some minutes."
         )
+    bounds = Bounds(
+        longest=auto.longest,
+        most_samples=min(config.depth, config.max_samples or config.depth, dataset_size),
+        pad_to_multiple_of=config.pad_to_multiple_of,
+        dummy_tokens=config.dummy_tokens,
+        max_patches=config.max_patches,
+        media=auto.media,
+    )
+    accumulation = max(trainer.args.gradient_accumulation_steps, 2 if varies else 1)
+    run = _run_of(trainer, model, stock_step, accumulation)
+    with hf_adapter.trial_steps(trainer):
+        report = choose_budget(auto, bounds, run, keep_overlong=config.overlong == "keep")
+    if first:
+        logger.info(report.recipe_line)
+    return report
 
-    @contextlib.contextmanager
-    def _odb_within_update(self) -> Iterator[None]:
-        """As between the micro-batches of an update: no step of the optimizer follows."""
-        state = self.accelerator.gradient_state
-        before, had = state.sync_gradients, "current_gradient_accumulation_steps" in vars(self)
-        steps = self.current_gradient_accumulation_steps if had else 0
-        state._set_sync_gradients(False)
-        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
-        try:
-            yield
-        finally:
-            state._set_sync_gradients(before)
-            if had:
-                self.current_gradient_accumulation_steps = steps
-            else:
-                del self.current_gradient_accumulation_steps
+
+def _run_of(trainer: Any, model: Any, stock_step: Callable[..., Any], accumulation: int) -> Run:
+    args = trainer.args
+
+    def step(batch: Any) -> Any:
+        # gradients stay on their rank, as in all micro-batches of an update but the last
+        alone = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+        with model.no_sync() if alone else contextlib.nullcontext():
+            return stock_step(model, batch)
+
+    whole = 0
+    if trainer.is_fsdp_enabled and accumulation > 1:  # Trainer then keeps them unsharded until the last one
+        world = 1 if trainer.accelerator.is_fsdp2 else args.world_size
+        whole = sum(p.numel() * p.element_size() * world for p in model.parameters() if p.requires_grad)
+    return Run(
+        model=model,
+        optimizer=trainer.optimizer,
+        device=args.device,
+        rank=args.process_index,
+        world_size=args.world_size,
+        step=step,
+        sharded=is_deepspeed(model) or bool(trainer.is_fsdp_enabled),
+        accumulation=accumulation,
+        tell=logger.info if trainer.is_world_process_zero() else lambda text: None,
+        counted=whole,
+    )

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.utils import logging
 
+from odb_factory.trainer import hf_adapter
 from odb_factory.trainer.bar import SamplesBar
-from odb_factory.trainer.progress import SampleProgress
+from odb_factory.trainer.jit_checkpoint import AgreedCheckpoint
+from odb_factory.trainer.ledger import Ledger
 from odb_factory.trainer.shares import Shares
 
 logger = logging.get_logger("transformers.odb_factory")  # below transformers' own: same handler and verbosity
@@ -21,43 +24,45 @@ class OdbCallback(TrainerCallback):
     It must come before the stock callbacks: those read what this one sets.
 
     Args:
-        progress: returns the run's progress.
+        ledger: returns the run's ledger.
         bars: returns the handler's callbacks, to find progress bars among them.
         announcement: gives what rank 0 logs when training begins.
     """
 
     def __init__(
         self,
-        progress: Callable[[], SampleProgress],
+        ledger: Callable[[], Ledger],
         bars: Callable[[], list[TrainerCallback]],
         announcement: Callable[[], str] = str,
     ) -> None:
-        self._progress = progress
+        self.ledger = ledger
         self._announcement = announcement
         self._bars = bars
         self._shares = Shares()
         self.on_update: Callable[[], None] = lambda: None
-        """Called on every rank when an update is done, before anything is saved."""
+        """Called on every rank when the optimizer has stepped, before the schedule does: that reads the ledger."""
         self.on_total: list[Callable[[int], None]] = []
         """Called with the number of updates of the run whenever its estimate changes."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if args.max_steps <= 0:
-            state.max_steps = self._progress().estimated_updates()
-        self._shares.begin(args, state, self._progress().share)
+            state.max_steps = self.ledger().estimated_updates()
+        self._shares.begin(args, state, self.ledger().share)
         text = self._announcement()
         if state.is_world_process_zero:
             logger.info(text)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any) -> None:
         self.on_update()
-        progress = self._progress()
-        state.epoch = progress.epoch
-        if progress.epoch_over:
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        ledger = self.ledger()
+        state.epoch = ledger.epoch
+        if ledger.epoch_over:
             control.should_epoch_stop = True
         if args.max_steps <= 0:
-            self._show_total(state, state.global_step if progress.finished else progress.estimated_updates())
-            self._shares.ask(args, state, control, progress.share)
+            self._show_total(state, state.global_step if ledger.finished else ledger.estimated_updates())
+            self._shares.ask(args, state, control, ledger.share)
             self._shares.hide(args, state)  # from the stock callback, which comes next
 
     def after_step_end(self, args: TrainingArguments, state: TrainerState) -> None:
@@ -79,3 +84,16 @@ class OdbCallback(TrainerCallback):
                     bar.total = total  # shown by the callback's own update, which follows
         for listener in self.on_total:
             listener(total)
+
+
+def add_callbacks(trainer: Any, ours: OdbCallback) -> None:
+    """Put ours before the stock callbacks of a Trainer, two of which give way to those that count in samples."""
+    callbacks = trainer.callback_handler.callbacks
+    for place, callback in enumerate(callbacks):
+        if type(callback) is ProgressCallback:
+            callbacks[place] = SamplesBar(ours.ledger, callback.max_str_len)
+        elif type(callback) is JITCheckpointCallback:
+            hf_adapter.become(
+                callback, AgreedCheckpoint, world_size=trainer.args.world_size, before_saving=ours.after_step_end
+            )
+    callbacks.insert(0, ours)

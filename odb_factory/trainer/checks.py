@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import Trainer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from odb_factory.config import OdbConfig
+from odb_factory.trainer import hf_adapter
 from odb_factory.trainer.options import check_samples_per_update
 from odb_factory.trainer.schedule import pace_of
-
-_HOOKED = (
-    "_run_epoch",
-    "_init_training_state",
-    "_save_checkpoint",
-    "get_batch_samples",
-    "set_initial_training_values",
-    "_finalize_training",
-    "_prepare_for_training",
-)
-
 
 _STEP_IN_BACKWARD = ("lomo", "adalomo")
 """Optimizers that change the weights within every backward pass."""
@@ -96,11 +85,7 @@ def needs_fillers(config: OdbConfig, world_size: int, accumulation: int) -> tupl
 
 def check_arguments(args: Any, config: OdbConfig, accelerator: Any, samples_per_update: int | None = None) -> None:
     """Raise ValueError for training arguments that contradict `config`, RuntimeError for an unknown Trainer layout."""
-    missing = [name for name in _HOOKED if not hasattr(Trainer, name)]
-    if missing:
-        raise RuntimeError(
-            f"odb: this version of transformers has no Trainer.{missing[0]}; tested with transformers 5.6."
-        )
+    hf_adapter.check_layout()
     check_samples_per_update(samples_per_update, args.gradient_accumulation_steps)
     problems = [
         (

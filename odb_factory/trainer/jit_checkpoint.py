@@ -9,33 +9,25 @@ import torch
 import torch.distributed as dist
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 
+from odb_factory.trainer import hf_adapter
+
 
 class AgreedCheckpoint(JITCheckpointCallback):
-    """See `adopt`. Stock acts on each rank by its own clock, so one that stops first leaves the others waiting for it.
+    """Stock acts on each rank by its own clock, so one that stops first leaves the others waiting for it.
 
-    After each update all ranks agree, by a reduction of one number over a Gloo group of the callback's own, so that no
-    accelerator is waited for, whether any of them was asked to stop.
+    An existing callback becomes one of this class, since Trainer holds it: see `hf_adapter.become`. After each update
+    all ranks agree, by a reduction of one number over a Gloo group of the callback's own, so that no accelerator is
+    waited for, whether any of them was asked to stop.
     """
 
-    _group: Any
-    _world_size: int
-    _before_saving: Callable[[Any, Any], None]
-
-    @classmethod
-    def adopt(cls, callback: Any, world_size: int, before_saving: Callable[[Any, Any], None]) -> None:
-        """Make an existing `JITCheckpointCallback` one of this class; the object stays, since Trainer holds it.
-
-        Args:
-            world_size: number of ranks.
-            before_saving: called with the training arguments and the state, to make that fit for another run.
-        """
-        callback.__class__ = cls
-        callback._group = None
-        callback._world_size = world_size
-        callback._before_saving = before_saving
+    world_size: int
+    """Number of ranks."""
+    before_saving: Callable[[Any, Any], None]
+    """Called with the training arguments and the state, to make that fit for another run."""
+    _group: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._world_size > 1:
+        if self.world_size > 1:
             self._group = dist.new_group(backend="gloo")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -51,7 +43,7 @@ class AgreedCheckpoint(JITCheckpointCallback):
         manager = self.jit_manager
         if manager is None or not self._any(manager.is_checkpoint_requested):
             return
-        self._before_saving(args, state)
+        self.before_saving(args, state)
         control.should_save = False
         control.should_training_stop = True
         if state.is_world_process_zero:  # writes and removes a file that says that the checkpoint is incomplete
@@ -59,7 +51,7 @@ class AgreedCheckpoint(JITCheckpointCallback):
         else:
             manager.is_checkpoint_requested = False
             assert self.trainer is not None
-            self.trainer._save_checkpoint(self.trainer.model, trial=None)
+            hf_adapter.save_now(self.trainer)
 
     def _any(self, here: bool) -> bool:
         asked = torch.tensor([int(here)])

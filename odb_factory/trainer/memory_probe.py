@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from odb_factory.runtime.memory import available_memory
 
 
-class Meter(Protocol):
+class MemoryMeter(Protocol):
     """Measures steps in bytes that the trainer process of a rank holds: weights, gradients, activations, ..."""
 
     capacity: int
@@ -31,7 +31,7 @@ class Meter(Protocol):
 
 def make_meter(
     device: torch.device, held: Iterable[torch.Tensor], beside: int, limit: int | None, local_ranks: int
-) -> Meter:
+) -> MemoryMeter:
     """The meter for a device.
 
     Args:
@@ -56,7 +56,7 @@ def make_meter(
 
 
 class DeviceMeter:
-    """See `Meter`; for CUDA and devices with the same statistics."""
+    """See `MemoryMeter`; for CUDA and devices with the same statistics."""
 
     def __init__(self, module: Any, device: torch.device, limit: int | None) -> None:
         self._module, self._device = module, device
@@ -68,7 +68,7 @@ class DeviceMeter:
         self.capacity = has if limit is None else min(has, limit)
 
     def peak(self, step: Callable[[], Any]) -> int:
-        """See `Meter`."""
+        """See `MemoryMeter`."""
         gc.collect(1)  # what the step before left; a whole collection takes longer than a step
         self._module.synchronize(self._device)
         self._module.empty_cache()
@@ -82,7 +82,7 @@ class DeviceMeter:
 
 
 class CpuMeter:
-    """See `Meter`."""
+    """See `MemoryMeter`."""
 
     def __init__(self, held: Iterable[torch.Tensor], beside: int, limit: int | None, local_ranks: int) -> None:
         self._live = LiveBytes()
@@ -99,7 +99,7 @@ class CpuMeter:
         self.capacity = has if limit is None else min(has, limit)
 
     def peak(self, step: Callable[[], Any]) -> int:
-        """See `Meter`."""
+        """See `MemoryMeter`."""
         gc.collect(1)  # what the step before left; a whole collection takes longer than a step
         self._live.peak = self._live.live
         with self._live:

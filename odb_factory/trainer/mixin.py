@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import torch
 
 from odb_factory.config import OdbConfig
 from odb_factory.runtime.loader import OdbDataLoader
 from odb_factory.runtime.observe import Observe, observe_sample
-from odb_factory.trainer.bar import HeaderFilter
-from odb_factory.trainer.budgeting import BudgetMixin
+from odb_factory.trainer.auto_budget import BudgetReport
+from odb_factory.trainer.callback import OdbCallback
 from odb_factory.trainer.checks import check_arguments, check_label_smoothing
-from odb_factory.trainer.options import AutoBudget, with_arguments
-from odb_factory.trainer.progress import SampleProgress
-from odb_factory.trainer.reporting import ReportingMixin
-from odb_factory.trainer.resumable import ResumableMixin
-from odb_factory.trainer.schedule import Position, follow, pace_of
-from odb_factory.trainer.updates import UpdateMixin
-
-_UNKNOWN_STEPS = 1 << 40
-"""Stands for the number of updates of an epoch, which nobody knows before its end."""
+from odb_factory.trainer.hf_adapter import TrainerAdapter
+from odb_factory.trainer.ledger import Ledger
+from odb_factory.trainer.options import AutoBudget
+from odb_factory.trainer.resume import find_state
+from odb_factory.trainer.run import TrainerRun
+from odb_factory.trainer.updates import WholeUpdate
 
 
-class OdbTrainerMixin(ResumableMixin, UpdateMixin, ReportingMixin, BudgetMixin):
+class OdbTrainerMixin(TrainerAdapter):
     """Put before `transformers.Trainer` in a class's bases: `class MyTrainer(OdbTrainerMixin, Trainer)`.
 
-    `train_dataset` is a map-style data set of processed samples, `data_collator` makes a batch of a list of them. An
+    `train_dataset` is a map-style dataset of processed samples, `data_collator` makes a batch of a list of them. An
     epoch is every sample once; the learning rate follows the samples; the gradient of an update is that of its mean
     loss per supervised token, over all ranks and micro-batches. Evaluation and prediction are the stock ones.
 
@@ -60,83 +58,68 @@ class OdbTrainerMixin(ResumableMixin, UpdateMixin, ReportingMixin, BudgetMixin):
         super().__init__(*args, **kwargs)
         check_arguments(self.args, odb_config, self.accelerator, odb_samples_per_update)
         check_label_smoothing(self.args, self.model)
-        self._odb_samples_per_update = odb_samples_per_update
-        self._odb_auto = odb_auto_budget
-        self.odb_auto_budget = None
-        self._odb_observe = odb_observe
-        self._odb_check_targets = odb_observe is observe_sample
-        self._odb_collate_fn = odb_collate_fn
-        self._odb_write_steps = odb_audit
-        self.odb_config = with_arguments(odb_config, self.args)
-        self.odb_progress = SampleProgress(dataset_size=1, epochs=1, first_guess=1)
-        self.odb_summary = {}
-        self._odb_loader = None
-        self._odb_record = None
-        self._odb_pending = deque()
-        self._odb_trained = []
-        self._odb_current = None
-        self._odb_position = None
-        self._odb_nothing_left = False
-        self._odb_last_infos = []
-        self._odb_figures = {}
-        self._odb_header = HeaderFilter()
-        self._odb_add_callbacks()
+        self.odb_run = TrainerRun(
+            self,
+            odb_config,
+            stock_step=super().training_step,
+            samples_per_update=odb_samples_per_update,
+            auto=odb_auto_budget,
+            audit=odb_audit,
+            observe=odb_observe,
+            collate_fn=odb_collate_fn,
+        )
 
-    # -- data
+    @property
+    def odb_config(self) -> OdbConfig:
+        """The settings of the run, as the training arguments and the search for a budget left them."""
+        return self.odb_run.config
+
+    @property
+    def odb_progress(self) -> Ledger:
+        """How far the run is, and what it did."""
+        return self.odb_run.ledger
+
+    @property
+    def odb_summary(self) -> dict[str, Any]:
+        """Figures of the last run, as in `odb_summary.json`."""
+        return self.odb_run.summary
+
+    @property
+    def odb_callback(self) -> OdbCallback:
+        """Keeps what the Trainer shows true; first of its callbacks."""
+        return self.odb_run.callback
+
+    @property
+    def odb_auto_budget(self) -> BudgetReport | None:
+        """How the budget of the last run was found; None: it was given."""
+        return self.odb_run.budget
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """See Trainer. The loader's processes end with the run, however it ends.
+
+        Raises:
+            ValueError, StateError: `resume_from_checkpoint` names no complete checkpoint, or one that was saved without
+                ODB, or of a run with another dataset, seed or order.
+        """
+        resume = args[0] if args else kwargs.get("resume_from_checkpoint")
+        find_state(resume, self.args.output_dir)  # better now than after the model was loaded
+        self.odb_run.updates.reset()
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            self.odb_run.close()
 
     def get_train_dataloader(self) -> OdbDataLoader:
         """The loader of this run; yields `(batch, StepInfo)`."""
         if self.train_dataset is None:
             raise ValueError("Trainer: training requires a train_dataset.")
-        if self._odb_loader is not None:
-            self._odb_loader.close()
-        self._odb_loader = OdbDataLoader(
-            self.train_dataset,
-            self._odb_collate_fn or self.data_collator,
-            self.odb_config,
-            rank=self.args.process_index,
-            world_size=self.args.world_size,
-            num_workers=self.args.dataloader_num_workers,
-            prefetch_factor=self.args.dataloader_prefetch_factor,
-            observe=self._odb_observe,
-            pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
-        )
-        self._odb_loader.auto_commit = False
-        return self._odb_loader
+        return self.odb_run.make_loader(self.train_dataset, self.data_collator)
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> tuple[Any, ...]:
         """As in Trainer, but counted in samples: the number of steps is a first guess, refined as the run goes."""
         if not isinstance(dataloader, OdbDataLoader):
             return super().set_initial_training_values(args, dataloader)
-        size = len(dataloader.dataset)
-        batch = self._odb_samples_per_update or self.get_total_train_batch_size(args)
-        per_epoch = max(1, -(-size // batch))
-        epochs = float(args.num_train_epochs)
-        self.odb_progress = SampleProgress(
-            dataset_size=size, epochs=epochs, first_guess=max(1, round(per_epoch * epochs))
-        )
-        if args.max_steps > 0:
-            # an epoch has at least one update, so that many epochs are always enough
-            return args.max_steps, per_epoch, size, args.max_steps * batch, batch, per_epoch, args.max_steps
-        updates = self.odb_progress.first_guess
-        return -int(-epochs // 1), per_epoch, size, self.odb_progress.total, batch, per_epoch, updates
-
-    # -- an epoch
-
-    def _run_epoch(self, **kwargs: Any) -> None:
-        # The stock loop counts to these; OdbCallback ends the epoch when its last step is done.
-        kwargs["num_update_steps_per_epoch"] = _UNKNOWN_STEPS
-        kwargs["steps_in_epoch"] = _UNKNOWN_STEPS * self.args.gradient_accumulation_steps
-        assert self._odb_record is not None
-        self._odb_record.open_epoch()
-        super()._run_epoch(**kwargs)
-        if self._odb_nothing_left:  # Trainer then takes the run to be over
-            self.control.should_training_stop = self._odb_nothing_left = False
-        self._odb_record.close_epoch(None)  # of an epoch that max_steps or a callback ended
-        if not (self.odb_progress.epoch_over or self.control.should_training_stop):
-            self.odb_progress.cut_epoch()
-
-    # -- schedule
+        return self.odb_run.expect(len(dataloader.dataset), self.get_total_train_batch_size(args))
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The schedule of the training arguments, by progress in samples unless `max_steps` is given."""
@@ -147,19 +130,36 @@ class OdbTrainerMixin(ResumableMixin, UpdateMixin, ReportingMixin, BudgetMixin):
                 "odb: a learning rate schedule from the DeepSpeed configuration counts steps, whose number is not "
                 "known; remove `scheduler` and `optimizer` from it and set lr_scheduler_type and optim."
             )
-        try:
-            pace = pace_of(self.args)
-        except ValueError as error:
-            raise ValueError(f"odb: {error}") from None
-        given = self.args.lr_scheduler_kwargs
-        if given is not None:  # LLaMA-Factory adds lengths to it, here in samples
-            self.args.lr_scheduler_kwargs = dict(given)
-        try:
-            scheduler = super().create_scheduler(self.odb_progress.total, optimizer)
-        finally:
-            self.args.lr_scheduler_kwargs = given
-        if pace is not None:
-            warmup = self.args.get_warmup_steps(self.odb_progress.total)
-            self._odb_position = Position(self.odb_progress, pace, warmup)
-            follow(scheduler, self._odb_position)
-        return scheduler
+        stock = super().create_scheduler
+        return self.odb_run.make_schedule(lambda steps: stock(steps, optimizer))
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], None]:
+        """The micro-batches of one update. Their loss is scaled by `compute_loss`, so there is no count of items."""
+        batches = self.odb_run.updates.collect(epoch_iterator, num_batches, device)
+        if batches is None:  # a run that was resumed, and all that was left of the epoch was dropped
+            self.control.should_epoch_stop = self.odb_run.nothing_was_left = True
+        return batches or [], None
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """One micro-batch, or all of an update; see Trainer."""
+        return self.odb_run.updates.train(model, inputs, num_items_in_batch)
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """In training: the micro-batch's mean loss, scaled so that the update's loss is per supervised token."""
+        stock = super().compute_loss
+        return self.odb_run.updates.loss(model, inputs, lambda: stock(model, inputs, *args, **kwargs))
+
+    def floating_point_ops(self, inputs: Any) -> Any:
+        """See Trainer."""
+        stock = super().floating_point_ops
+        if isinstance(inputs, WholeUpdate):
+            return sum(stock(batch) for batch in inputs.batches)
+        return stock(inputs)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """As in Trainer; what is logged of a step has the figures since the last time too, see `figures_of`."""
+        if "loss" in logs:
+            logs.update(self.odb_run.take_figures())
+        super().log(logs, *args, **kwargs)

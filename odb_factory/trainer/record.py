@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,11 +18,11 @@ from odb_factory.config import OdbConfig
 from odb_factory.core.sample import Dropped
 from odb_factory.runtime.loader import OdbDataLoader
 from odb_factory.runtime.messages import EpochEnd, StepInfo
+from odb_factory.trainer.ledger import MOST_NAMED, NOW, Ledger
 from odb_factory.trainer.picture import REPORT_NAME, RunPicture, draw, table_of
-from odb_factory.trainer.progress import SampleProgress
-from odb_factory.trainer.report import MOST_NAMED, SUMMARY_NAME, Audit, write_summary
+from odb_factory.trainer.report import SUMMARY_NAME, Audit, write_summary
 from odb_factory.trainer.series import Lengths, Series
-from odb_factory.trainer.telemetry import Meter, figures_of, make_reduce
+from odb_factory.trainer.telemetry import Meter, make_reduce
 
 logger = logging.get_logger("transformers.odb_factory")
 
@@ -30,37 +31,58 @@ MUCH_PADDING = 0.3
 
 
 class RunRecord:
-    """The audit and the meter of this rank, closed, saved and summed with those of the others.
+    """What becomes of the ledger: it is closed, saved and summed with what the other ranks know, and written down.
 
     Every rank calls the same methods.
 
     Args:
-        audit: of this rank.
-        world_size: number of ranks.
+        ledger: of the run; of one that is resumed, as it was restored.
+        directory: the output directory.
         device: where tensors must lie for collectives.
+        write_steps: write the audit.
+        saved: the state that the run goes on from, see `state`; None: it begins anew.
     """
 
-    def __init__(self, audit: Audit, *, world_size: int, device: torch.device) -> None:
-        self.audit = audit
-        self.meter = Meter(world_size, make_reduce(world_size, device))
+    def __init__(
+        self,
+        ledger: Ledger,
+        directory: str | os.PathLike[str],
+        *,
+        device: torch.device,
+        write_steps: bool,
+        saved: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.ledger = ledger
+        self.audit = Audit(
+            directory,
+            rank=ledger.rank,
+            world_size=ledger.world_size,
+            write_steps=write_steps,
+            keep_updates=ledger.updates,
+        )
+        self.meter = Meter(ledger, make_reduce(ledger.world_size, device))
+        self.before: Mapping[str, int] = Counter(ledger.counts)
+        """Counts of the run before this process began, over all ranks."""
         self._lengths = Lengths()
         self._series = Series()
-        self.before: Mapping[str, int] = Counter()
-        """Counts of the run before this process began, over all ranks, as `Audit.totals`."""
-        self._world_size = world_size
         self._device = device
         self._open = False
+        if saved is not None:
+            self._open = saved["audit"]["open"]
+            self.meter.restore(saved["audit"].get("meter"))
 
     def open_epoch(self) -> None:
         """An epoch begins, or goes on after a resumption."""
+        self.ledger.open_epoch()
         self._open = True
 
-    def add_update(self, infos: Sequence[StepInfo], update: int) -> None:
-        """Update number `update` (1-based) of the run is done; it was made of these steps."""
+    def add_update(self, infos: Sequence[StepInfo]) -> None:
+        """An update is done that was made of these steps."""
+        self.ledger.add(infos)
         self.meter.end_update(infos)
         seconds, wait = self.meter.last_seconds / max(1, len(infos)), self.meter.last_wait / max(1, len(infos))
         for info in infos:
-            self.audit.record(info, update)
+            self.audit.write(info, self.ledger.updates)
             self._lengths.add(info.lengths)
             self._series.add(1, info.global_samples, info.global_tokens, info.global_padded_tokens, seconds, wait)
 
@@ -69,42 +91,33 @@ class RunRecord:
         if not self._open:
             return
         self._open = False
-        left = 0
+        ledger, left = self.ledger, 0
         if end is not None:
-            self.audit.add_dropped(end.dropped)
-            self.audit.local["short_windows"] += end.short_windows
+            ledger.add_dropped(end.dropped)
+            ledger.local["short_windows"] += end.short_windows
             left = end.left
-        counts = self._counts()
+        trained = self._trained()
         if left:
             dropped = {d.index for d in self._gathered()[1]}
-            self.audit.left = [int(i) for i in np.flatnonzero(counts == 0) if i not in dropped][:MOST_NAMED]
-        self.audit.totals["left"] += left
-        self.audit.close_epoch(counts)
+            ledger.left = [int(i) for i in np.flatnonzero(trained != NOW) if i not in dropped][:MOST_NAMED]
+        ledger.counts["left"] += left
+        ledger.close_epoch(trained)
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs."""
-        return {
-            **self.audit.state(self._counts(), *self._gathered()),
-            "open": self._open,
-            "meter": self.meter.state(),
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was saved."""
-        self.audit.restore(state)
-        self._open = state["open"]
-        self.before = Counter(self.audit.totals)
-        self.meter.restore(state.get("meter", {}))
+        """What a run needs to go on from here, fit for JSON: `Ledger.restore` and the record take it."""
+        state = self.ledger.state(self._trained(), *self._gathered())
+        state["audit"].update(open=self._open, meter=self.meter.state())
+        return state
 
     def finish(self, known: Mapping[str, Any], write: bool) -> dict[str, Any]:
         """The summary of the run, with what is `known` of it; the ranks that `write` write it and draw the picture."""
         self.close_epoch(None)  # one that was resumed, with nothing left to do
         self.meter.figures()
-        figures = {name: round(value, 6) for name, value in figures_of(self.meter.run).items() if name != "padding"}
+        figures = {name: round(value, 6) for name, value in self.meter.figures_of_run().items() if name != "padding"}
         seconds = round(self.meter.run.get("seconds", 0.0), 3)
-        audited = self.audit.summary(*self._gathered())
-        summary = {**known, **audited, **known, "training_seconds": seconds, **figures}  # `known` first, and it counts
-        lengths = self._summed(self._lengths.counts)
+        counted = self.ledger.summary(*self._gathered())
+        summary = {**known, **counted, "training_seconds": seconds, **figures}
+        lengths = self._reduced(self._lengths.counts, dist.ReduceOp.SUM)
         if write:
             with _may_fail(SUMMARY_NAME):
                 write_summary(self.audit.directory, summary)
@@ -115,8 +128,9 @@ class RunRecord:
     def _draw(self, path: Path, summary: dict[str, Any], lengths: np.ndarray) -> None:
         if not len(steps := self._series.rows()):
             return
+        ranks = self.ledger.world_size
         title = (
-            f"{summary['samples']:,} samples, {self._world_size} rank{'s' * (self._world_size > 1)}, budget "
+            f"{summary['samples']:,} samples, {ranks} rank{'s' * (ranks > 1)}, budget "
             f"{summary['token_budget']:,} tokens, depth {summary['depth']:,}"
         )
         if steps[:, 0].sum() < summary["steps"]:
@@ -127,29 +141,29 @@ class RunRecord:
             steps=steps,
             before=self.before["samples"],
             token_budget=summary["token_budget"],
-            world_size=self._world_size,
+            world_size=ranks,
             table=table_of(summary),
         )
         draw(path, drawn)
 
-    def _counts(self) -> np.ndarray:
-        """(dataset_size,) how often all ranks emitted each index in this epoch."""
-        return self._summed(self.audit.counts)
+    def _trained(self) -> np.ndarray:
+        """`Ledger.trained` of all ranks together: the latest of each sample."""
+        return self._reduced(self.ledger.trained, dist.ReduceOp.MAX)
 
-    def _summed(self, values: np.ndarray) -> np.ndarray:
+    def _reduced(self, values: np.ndarray, how: Any) -> np.ndarray:
         tensor = torch.from_numpy(values.copy()).to(self._device)
-        if self._world_size > 1:
-            dist.all_reduce(tensor)
-        summed: np.ndarray = tensor.cpu().numpy()
-        return summed
+        if self.ledger.world_size > 1:
+            dist.all_reduce(tensor, how)
+        reduced: np.ndarray = tensor.cpu().numpy()
+        return reduced
 
     def _gathered(self) -> tuple[dict[str, int], list[Dropped]]:
         """The counts of single ranks, summed, and what they dropped: the first ones of each, in all `MOST_NAMED`."""
         local: Counter[str] = Counter()
-        mine = (dict(self.audit.local), list(self.audit.dropped.values()))
+        mine = (dict(self.ledger.local), list(self.ledger.dropped.values()))
         of_all: list[Any] = [mine]
-        if self._world_size > 1:
-            of_all *= self._world_size
+        if self.ledger.world_size > 1:
+            of_all *= self.ledger.world_size
             dist.all_gather_object(of_all, mine)
         for counts, _ in of_all:
             local.update(counts)
@@ -203,15 +217,15 @@ def announcement(
     )
 
 
-def resumption(progress: SampleProgress, epoch: int, *, over: bool) -> str:
+def resumption(ledger: Ledger, epoch: int, *, over: bool) -> str:
     """Where a run goes on that is resumed, for its log.
 
     Args:
-        progress: as it was saved.
+        ledger: as it was saved.
         epoch: the epoch to go on with (0-based).
         over: nothing is left to do.
     """
-    done, size = progress.in_epoch, progress.dataset_size
+    done, size = ledger.in_epoch, ledger.dataset_size
     if over:
         text = "the run was over at this checkpoint; nothing is left to train on."
     elif not done:
@@ -225,7 +239,7 @@ def resumption(progress: SampleProgress, epoch: int, *, over: bool) -> str:
 
 def known_of(
     config: OdbConfig,
-    progress: SampleProgress,
+    ledger: Ledger,
     *,
     ranks: int,
     samples: int | None,
@@ -235,21 +249,21 @@ def known_of(
 
     Args:
         config: of the run.
-        progress: at its end.
+        ledger: at its end.
         ranks: their number.
         samples: see `closes_update`.
         auto: how the token budget was found; None: it was given.
     """
     return {
-        "epochs": round(progress.epoch, 6),
+        "epochs": round(ledger.epoch, 6),
         "token_budget": config.token_budget,
         "token_budget_auto": auto,
         "depth": config.depth,
         "attention_length": config.attention_length,
         "world_size": ranks,
-        "dataset_size": progress.dataset_size,
+        "dataset_size": ledger.dataset_size,
         "odb_samples_per_update": samples,
-        "updates": progress.updates,
+        "updates": ledger.updates,
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from odb_factory.trainer.progress import SampleProgress
+from odb_factory.trainer.ledger import Ledger
 
 Unit = Literal["samples", "updates"]
 
@@ -85,18 +85,18 @@ def _kwargs(args: Any) -> Mapping[str, Any]:
 
 @dataclass
 class Position:
-    """Where on a schedule of `progress.total` ticks the run stands.
+    """Where on a schedule of `ledger.total` ticks the run stands.
 
     A tick is a sample, or an update, as `pace` says. A warm-up in updates takes that many ticks; the samples that
     remain are spread over the remaining ones.
 
     Args:
-        progress: the run.
+        ledger: of the run.
         pace: see `pace_of`.
         warmup: ticks of the warm-up.
     """
 
-    progress: SampleProgress
+    ledger: Ledger
     pace: Pace = Pace("samples", "samples")
     warmup: int = 0
     handled_in_warmup: int = field(default=0, repr=False)
@@ -105,20 +105,20 @@ class Position:
     """Updates done when the warm-up ended."""
 
     def __call__(self) -> float:
-        """The position in ticks, from 0 to `progress.total` where it goes on by samples."""
-        progress = self.progress
-        walked = progress.updates if self.pace.warmup == "updates" else progress.handled
+        """The position in ticks, from 0 to `ledger.total` where it goes on by samples."""
+        ledger = self.ledger
+        walked = ledger.updates if self.pace.warmup == "updates" else ledger.handled
         if walked <= self.warmup:
-            self.handled_in_warmup, self.updates_in_warmup = progress.handled, progress.updates
+            self.handled_in_warmup, self.updates_in_warmup = ledger.handled, ledger.updates
             return float(walked)
         if self.pace.rest == "updates":
-            return float(self.warmup + progress.updates - self.updates_in_warmup)
-        total = progress.total
-        if progress.finished or total <= self.warmup:
+            return float(self.warmup + ledger.updates - self.updates_in_warmup)
+        total = ledger.total
+        if ledger.finished or total <= self.warmup:
             return float(total)
         if self.pace.warmup == "samples":
-            return float(progress.handled)
-        share = (progress.handled - self.handled_in_warmup) / (total - self.handled_in_warmup)
+            return float(ledger.handled)
+        share = (ledger.handled - self.handled_in_warmup) / (total - self.handled_in_warmup)
         return self.warmup + share * (total - self.warmup)
 
     def state(self) -> dict[str, int]:
@@ -132,7 +132,7 @@ class Position:
 
 
 def follow(scheduler: Any, position: Position) -> None:
-    """Make a `LambdaLR` of `position.progress.total` steps follow `position` instead of counting its own steps.
+    """Make a `LambdaLR` of `position.ledger.total` steps follow `position` instead of counting its own steps.
 
     The lambdas are replaced by plain functions, which `LambdaLR.state_dict` leaves out of checkpoints.
 
@@ -146,7 +146,7 @@ def follow(scheduler: Any, position: Position) -> None:
 
 def unfinished_warmup(position: Position) -> list[str]:
     """What a user should know whose run was over before its warm-up, for a warm-up in updates."""
-    updates = position.progress.updates
+    updates = position.ledger.updates
     if position.pace.warmup == "samples" or updates >= position.warmup:
         return []
     return [

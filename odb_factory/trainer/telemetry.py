@@ -1,16 +1,15 @@
 """What a run does, in figures over all ranks: since the last log, and of the whole run.
 
-Most of it is in the `StepInfo`s already, exact and the same on every rank. What only single ranks know (their waits,
-windows and work) is summed when something is logged: two small reductions then, and none in a step.
+Most of it is in the ledger already, exact and the same on every rank. What only single ranks know (their waits, windows
+and work) is summed when something is logged: two small reductions then, and none in a step.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -18,12 +17,19 @@ import torch.distributed as dist
 
 from odb_factory.core.stats import padding_share
 from odb_factory.runtime.messages import StepInfo
+from odb_factory.trainer.ledger import Ledger
 
 PREFIX = "odb/"
 """Begins the names of the figures in logs."""
 
-_SUMMED = ("rank_seconds", "wait_seconds", "idle", "window_samples", "window_bytes", "align_seconds")
+_LOCAL = ("rank_seconds", "wait_seconds", "window_samples", "window_bytes", "align_seconds")
+"""Quantities that single ranks measure."""
+
+SUMMED = (*_LOCAL, "idle")
 """Quantities of single ranks, to be summed over ranks."""
+
+MEASURED = (*SUMMED, "slowest_work", "seconds")
+"""What is known of a run only when something is logged, over all ranks."""
 
 Reduce = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """From a rank's quantities and its work of each step to the sums and the maxima over ranks."""
@@ -44,35 +50,43 @@ def make_reduce(world_size: int, device: torch.device) -> Reduce:
     return reduce
 
 
-@dataclass
 class Meter:
-    """Counts and times updates on one rank; every rank calls `figures` and `state` at the same time.
+    """Times updates on one rank, and makes figures of that and of the ledger.
+
+    Every rank calls `figures` and `state` at the same time.
 
     Args:
-        world_size: number of ranks.
+        ledger: of the run; it knows of an update before `end_update` is called.
         reduce: see `make_reduce`.
         clock: seconds.
     """
 
-    world_size: int
-    reduce: Reduce
-    clock: Callable[[], float] = time.perf_counter
-    run: dict[str, float] = field(default_factory=dict)
-    """Quantities of the whole run, over all ranks, as far as they were logged."""
-    last_wait: float = 0.0
-    """Seconds for which this rank waited for the data of the last update."""
-    last_seconds: float = 0.0
-    """Seconds that the last update took, with that."""
-    _known: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float), repr=False)
-    _local: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float), repr=False)
-    _work: list[int] = field(default_factory=list, repr=False)
-    _mark: float | None = field(default=None, repr=False)
-    """Until when time is counted; None: the run has not begun."""
-    _wait: float = field(default=0.0, repr=False)
+    def __init__(self, ledger: Ledger, reduce: Reduce, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.run: dict[str, float] = {}
+        """`MEASURED` of the whole run, as far as it was logged."""
+        self.last_wait = 0.0
+        """Seconds for which this rank waited for the data of the last update."""
+        self.last_seconds = 0.0
+        """Seconds that the last update took, with that."""
+        self._ledger, self._reduce, self._clock = ledger, reduce, clock
+        self._local: dict[str, float] = dict.fromkeys(_LOCAL, 0.0)
+        self._work: list[int] = []
+        """Of this rank, in each step since the last log."""
+        self._mark: float | None = None
+        """Until when time is counted; None: the run has not begun."""
+        self._wait = 0.0
+        self._untimed: Counter[str] = Counter()
+        """Counts of a run whose beginning nobody measured."""
+        self._count_from_here()
+
+    def _count_from_here(self) -> None:
+        self._counted, self._fillers = Counter(self._ledger.counts), self._ledger.local["fillers"]
+        self._local = dict.fromkeys(_LOCAL, 0.0)
+        self._work = []
 
     def begin_update(self) -> None:
         """An update begins; with the first one, time counts."""
-        self._mark, self._wait = self.clock() if self._mark is None else self._mark, 0.0
+        self._mark, self._wait = self._clock() if self._mark is None else self._mark, 0.0
 
     def skip(self) -> None:
         """What happened since the last update was no training, for a loop in which it cannot be `paused`."""
@@ -83,82 +97,71 @@ class Meter:
         """Evaluation, saving and logging: no time of training."""
         self._count_time()
         yield
-        self._mark = self.clock()
+        self._mark = self._clock()
 
     def _count_time(self) -> float:
-        now, mark = self.clock(), self._mark
+        now, mark = self._clock(), self._mark
         seconds = 0.0 if mark is None else now - mark
         self._mark = now
-        _add(self._local, rank_seconds=seconds)
+        self._local["rank_seconds"] += seconds
         return seconds
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """This rank waits for data."""
-        begun = self.clock()
+        begun = self._clock()
         yield
-        self._wait += self.clock() - begun
+        self._wait += self._clock() - begun
 
     def end_update(self, infos: Sequence[StepInfo]) -> None:
         """An update is done that was made of these steps."""
         self.last_seconds, self.last_wait = self._count_time(), self._wait
-        _add(self._local, wait_seconds=self.last_wait)
-        _add(self._known, updates=1)
+        self._local["wait_seconds"] += self.last_wait
         for info in infos:
-            self._count(info)
+            self._work.append(info.work)
+            self._local["window_samples"] += info.window_samples
+            self._local["window_bytes"] += info.window_bytes
+            self._local["align_seconds"] += info.align_seconds
 
-    def _count(self, info: StepInfo) -> None:
-        _add(
-            self._known,
-            steps=1,
-            samples=info.global_samples,
-            tokens=info.global_tokens,
-            padded_tokens=info.global_padded_tokens,
-            work=info.global_work,
-        )
-        self._work.append(info.work)
-        self._local["idle"] += info.idle
-        _add(
-            self._local,
-            window_samples=info.window_samples,
-            window_bytes=info.window_bytes,
-            align_seconds=info.align_seconds,
-        )
+    def own(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of this rank since the last log: `SUMMED`, and its work in each step."""
+        values = {**self._local, "idle": self._ledger.local["fillers"] - self._fillers}
+        return np.array([values[name] for name in SUMMED], dtype=np.float64), np.array(self._work, dtype=np.float64)
 
     def figures(self) -> dict[str, float]:
         """The figures since this was last called, over all ranks."""
-        since = self._reduced()
-        self.run = _sum(self.run, since)
-        self._known.clear()
-        self._local.clear()
-        self._work.clear()
-        return figures_of(since)
+        measured = self._measured()
+        figures = figures_of({**self._ledger.counts - self._counted, **measured})
+        self.run = _sum(self.run, measured)
+        self._count_from_here()
+        return figures
+
+    def figures_of_run(self) -> dict[str, float]:
+        """Those of the whole run, as far as it was logged."""
+        return figures_of({**self._ledger.counts - self._untimed, **self.run})
 
     def state(self) -> dict[str, float]:
-        """Quantities of the whole run until now, fit for JSON; `restore` takes them."""
-        return _sum(self.run, self._reduced())
+        """`MEASURED` of the whole run until now, fit for JSON; `restore` takes it."""
+        return _sum(self.run, self._measured())
 
-    def restore(self, state: Mapping[str, float]) -> None:
-        """Go on where `state` was saved."""
-        self.run = dict(state)
+    def restore(self, state: Mapping[str, float] | None) -> None:
+        """Go on where `state` was saved, after the ledger; None: it was not, so that what was before does not count."""
+        if state is None:
+            self._untimed = Counter(self._ledger.counts)
+        else:
+            self.run = {name: state.get(name, 0) for name in MEASURED}
+        self._count_from_here()
 
-    def _reduced(self) -> dict[str, float]:
-        sums = np.array([self._local[name] for name in _SUMMED], dtype=np.float64)
-        sums, slowest = self.reduce(sums, np.array(self._work, dtype=np.float64))
-        reduced: dict[str, float] = {**self._known, **dict(zip(_SUMMED, sums.tolist(), strict=True))}
-        reduced["slots"] = self._known["steps"] * self.world_size
-        reduced["slowest_work"] = float(slowest.sum()) * self.world_size
-        reduced["seconds"] = reduced["rank_seconds"] / self.world_size
-        return reduced
-
-
-def _add(into: defaultdict[str, float], **values: float) -> None:
-    for name, value in values.items():
-        into[name] += value
+    def _measured(self) -> dict[str, float]:
+        sums, slowest = self._reduce(*self.own())
+        measured: dict[str, float] = dict(zip(SUMMED, sums.tolist(), strict=True))
+        measured["slowest_work"] = float(slowest.sum()) * self._ledger.world_size
+        measured["seconds"] = measured["rank_seconds"] / self._ledger.world_size
+        return measured
 
 
 def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
+    return {name: one.get(name, 0) + other[name] for name in other}
 
 
 def figures_of(total: Mapping[str, float]) -> dict[str, float]:

@@ -1,153 +1,216 @@
-"""One optimizer update: the micro-batches that make it, and how their losses are scaled."""
+"""One optimizer update from beginning to end: its micro-batches, their loss scale, synchronisation, commit.
+
+`Updates` is called in this order for each update: `collect` takes its micro-batches from the loader; `train` runs them,
+one at a time or all together, where `loss` scales each one's loss; `commit` counts what it was made of as trained.
+"""
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import DistributedType
 
-from odb_factory.config import OdbConfig
 from odb_factory.core.loss_scale import loss_scale
-from odb_factory.runtime.loader import OdbDataLoader
+from odb_factory.runtime.errors import OdbError
 from odb_factory.runtime.messages import StepInfo
-from odb_factory.trainer.base import TrainerBase
-from odb_factory.trainer.micro import MicroBatch, Update, check_targets, closes_update, to_device, zero_loss
+from odb_factory.runtime.observe import IGNORE_INDEX
+from odb_factory.runtime.tensors import map_tensors
+from odb_factory.trainer import hf_adapter
 from odb_factory.trainer.out_of_memory import FailedStep, explained
-from odb_factory.trainer.progress import SampleProgress
-from odb_factory.trainer.record import RunRecord
+
+if TYPE_CHECKING:
+    from odb_factory.trainer.run import TrainerRun
 
 
-class UpdateMixin(TrainerBase):
-    """Part of `OdbTrainerMixin`: closes updates, and scales losses so that an update's is per supervised token."""
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What is known of a micro-batch that `train` has not got yet."""
 
-    odb_config: OdbConfig
-    odb_progress: SampleProgress
-    _odb_samples_per_update: int | None
-    _odb_check_targets: bool
-    """Whether the targets of samples are counted as `observe_sample` does, so that a batch can be checked by them."""
-    _odb_loader: OdbDataLoader | None
-    _odb_record: RunRecord | None
-    _odb_pending: deque[MicroBatch]
-    """Of the update that runs, what `training_step` has not got yet."""
-    _odb_trained: list[StepInfo]
-    """Of the update that runs, what it has got."""
-    _odb_current: MicroBatch | None
-    _odb_last_infos: list[StepInfo]
-    _odb_progress_saved: dict[str, int]
-    _odb_nothing_left: bool
-    control: Any
+    info: StepInfo
+    update_loss_tokens: int
+    """Supervised targets of the whole update, over ranks and micro-batches."""
 
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[list[Any], None]:
-        """The micro-batches of one update. Their loss is scaled by `compute_loss`, so there is no item count.
 
-        With `odb_samples_per_update` they come as one `Update`: the stock loop knows fixed numbers only.
+@dataclass(frozen=True, slots=True)
+class WholeUpdate:
+    """All micro-batches of one update, which the stock loop takes for a single one."""
+
+    batches: list[Any]
+
+
+def closes_update(infos: Sequence[StepInfo], micro_batches: int, samples: int | None) -> bool:
+    """Whether these steps make an update; the same on every rank, since it depends on figures of all (G1).
+
+    Args:
+        infos: what was handed out since the last update.
+        micro_batches: micro-batches of an update, on each rank.
+        samples: samples of an update over all ranks, at least; with it, `micro_batches` has no effect.
+    """
+    if infos and infos[-1].last:
+        return True
+    if samples is None:
+        return len(infos) >= micro_batches
+    return sum(info.global_samples for info in infos) >= samples
+
+
+class Updates:
+    """The updates of a Trainer's run, one after another.
+
+    Args:
+        trainer: the Trainer.
+        run: its run.
+        stock_step: the stock `training_step` of the Trainer.
+        samples: `odb_samples_per_update`.
+        check_targets: targets are counted as `observe_sample` does, so that a batch can be checked by them.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        run: TrainerRun,
+        *,
+        stock_step: Callable[..., torch.Tensor],
+        samples: int | None,
+        check_targets: bool,
+    ) -> None:
+        self.samples = samples
+        self.check_targets = check_targets
+        self.last_infos: list[StepInfo] = []
+        """Of the last call of `train`."""
+        self._trainer = trainer
+        self._run = run
+        self._stock_step = stock_step
+        self._pending: deque[MicroBatch] = deque()
+        """Of the update that runs, what `train` has not got yet."""
+        self._trained: list[StepInfo] = []
+        """Of the update that runs, what it has got."""
+        self._current: MicroBatch | None = None
+
+    def reset(self) -> None:
+        """Forget the update that a run ended in the middle of."""
+        self._pending.clear()
+        self._trained.clear()
+
+    # -- which micro-batches
+
+    def collect(self, steps: Iterator[Any], micro_batches: int, device: torch.device) -> list[Any] | None:
+        """The micro-batches of the next update, on `device`; None: the epoch has no more.
+
+        With `odb_samples_per_update` they come as one `WholeUpdate`: the stock loop knows fixed numbers only.
         """
-        assert self._odb_record is not None
-        meter = self._odb_record.meter
+        meter = self._run.record.meter
         meter.begin_update()
         batches: list[Any] = []
         infos: list[StepInfo] = []
-        while not closes_update(infos, num_batches, self._odb_samples_per_update):
+        while not closes_update(infos, micro_batches, self.samples):
             with meter.waiting():
-                step = next(epoch_iterator, None)
+                step = next(steps, None)
             if step is None:
                 break
-            if self._odb_check_targets:
+            if self.check_targets:
                 check_targets(*step)
-            # as many as an `Update` may have are too many for the device; they go there one by one
-            batches.append(step[0] if self._odb_samples_per_update is not None else to_device(step[0], device))
+            # as many as a `WholeUpdate` may have are too many for the device; they go there one by one
+            batches.append(step[0] if self.samples is not None else to_device(step[0], device))
             infos.append(step[1])
-        if not infos:  # a run that was resumed, and all that was left of the epoch was dropped
-            self.control.should_epoch_stop = self._odb_nothing_left = True
-            return [], None
+        if not infos:
+            return None
         loss_tokens = sum(info.global_loss_tokens for info in infos)
-        self._odb_pending.extend(MicroBatch(info, loss_tokens) for info in infos)
-        self.odb_progress.advance(infos)
-        return (batches if self._odb_samples_per_update is None else [Update(batches)]), None
+        self._pending.extend(MicroBatch(info, loss_tokens) for info in infos)
+        return batches if self.samples is None else [WholeUpdate(batches)]
 
-    def _odb_commit(self) -> None:
-        """An update is done: what it was made of counts as trained from now on."""
-        assert self._odb_record is not None
-        assert self._odb_loader is not None
-        self._odb_record.add_update(self._odb_trained, self.odb_progress.updates)
-        self._odb_trained.clear()
-        self._odb_loader.commit()
-        self._odb_progress_saved = self.odb_progress.state()
-        if self.odb_progress.epoch_over:
-            self._odb_record.close_epoch(self._odb_loader.epoch_ends[-1])
+    # -- forward and backward, and when gradients are synchronised
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """One micro-batch, or all of an `Update`; see Trainer."""
-        self._odb_last_infos.clear()
-        if isinstance(inputs, Update):
-            return self._odb_whole_update(model, inputs, num_items_in_batch)
-        return self._odb_micro_step(model, inputs, num_items_in_batch)
+    def train(self, model: Any, inputs: Any, *args: Any) -> torch.Tensor:
+        """Forward and backward of one micro-batch, around which the stock loop synchronises; or of a `WholeUpdate`."""
+        self.last_infos.clear()
+        if isinstance(inputs, WholeUpdate):
+            return self._whole_update(model, inputs, *args)
+        return self._micro_step(model, inputs, *args)
 
-    def _odb_whole_update(self, model: Any, update: Update, num_items_in_batch: Any) -> torch.Tensor:
-        """What the stock loop does with the micro-batches of an update, gradients synchronised with the last one."""
-        state, losses = self.accelerator.gradient_state, []
-        always = state.plugin_kwargs.get("sync_each_batch", False)
-        always = always or self.accelerator.distributed_type == DistributedType.DEEPSPEED
+    def _whole_update(self, model: Any, update: WholeUpdate, *args: Any) -> torch.Tensor:
+        """What the stock loop does with the micro-batches of an update: the last one synchronises the gradients."""
+        losses = []
         for batch in update.batches[:-1]:
-            batch = to_device(batch, self.args.device)
-            state._set_sync_gradients(False)
-            with contextlib.nullcontext() if always else self.accelerator.no_sync(model=model):
-                losses.append(self._odb_micro_step(model, batch, num_items_in_batch))
-            self.control = self.callback_handler.on_substep_end(self.args, self.state, self.control)
-        state._set_sync_gradients(True)
-        batch = to_device(update.batches[-1], self.args.device)
-        losses.append(self._odb_micro_step(model, batch, num_items_in_batch))
+            with hf_adapter.without_synchronisation(self._trainer, model):
+                losses.append(self._micro_step(model, to_device(batch, self._trainer.args.device), *args))
+            hf_adapter.end_substep(self._trainer)
+        hf_adapter.set_synchronisation(self._trainer, True)
+        losses.append(self._micro_step(model, to_device(update.batches[-1], self._trainer.args.device), *args))
         return torch.stack(losses).sum()
 
-    def floating_point_ops(self, inputs: Any) -> Any:
-        """See Trainer."""
-        if isinstance(inputs, Update):
-            return sum(super(UpdateMixin, self).floating_point_ops(batch) for batch in inputs.batches)
-        return super().floating_point_ops(inputs)
-
-    def _odb_micro_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
-        self._odb_current = self._odb_pending.popleft()
+    def _micro_step(self, model: Any, inputs: Any, *args: Any) -> torch.Tensor:
+        self._current = self._pending.popleft()
         try:
-            with explained(self.args.device, lambda: self._odb_failed_step(inputs)):
-                loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
-            self._odb_trained.append(self._odb_current.info)
+            with explained(self._trainer.args.device, lambda: self._failed_step(inputs)):
+                loss = self._stock_step(model, inputs, *args)
+            self._trained.append(self._current.info)
         finally:
-            self._odb_last_infos.append(self._odb_current.info)
-            self._odb_current = None
+            self.last_infos.append(self._current.info)
+            self._current = None
         return loss
 
-    def _odb_failed_step(self, inputs: Any) -> FailedStep:
-        assert self._odb_current is not None
-        info = self._odb_current.info
-        return FailedStep.of(info, inputs, self.args.process_index, self.odb_progress.updates, self.odb_config)
+    def _failed_step(self, inputs: Any) -> FailedStep:
+        assert self._current is not None
+        rank, update = self._trainer.args.process_index, self._run.ledger.updates + 1
+        return FailedStep.of(self._current.info, inputs, rank, update, self._run.config)
 
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    # -- the loss scale
+
+    def loss(self, model: Any, inputs: Any, stock_loss: Callable[[], Any]) -> Any:
         """In training: the micro-batch's mean loss, scaled so that the update's loss is per supervised token.
 
-        This is the one normaliser that acts: transformers' item count is switched off in `get_batch_samples`, and its
-        division by the accumulation steps, which then follows in `training_step`, is undone here.
+        This is the one normaliser that acts: Trainer gets no count of items from `get_batch_samples`, and its division
+        by the accumulation steps, which then follows in `training_step`, is undone here.
         """
-        micro = self._odb_current
-        if micro is None:
-            return super().compute_loss(model, inputs, *args, **kwargs)
-        factor = loss_scale(micro.info.loss_tokens, micro.update_loss_tokens, self.args.world_size)
+        micro = self._current
+        if micro is None:  # evaluation
+            return stock_loss()
+        factor = loss_scale(micro.info.loss_tokens, micro.update_loss_tokens, self._trainer.args.world_size)
         if factor == 0.0:
             return zero_loss(model, inputs)
-        if self.compute_loss_func is None:
-            factor *= self.current_gradient_accumulation_steps
-        return super().compute_loss(model, inputs, *args, **kwargs) * factor
+        return stock_loss() * (factor * hf_adapter.loss_divisor(self._trainer))
 
-    def _track_num_input_tokens(self, inputs: Any) -> None:
-        """Exact counts over all ranks, from the exchange: no gather, and fillers do not count."""
-        what = self.args.include_num_input_tokens_seen
-        if what != "no":
-            for info in self._odb_last_infos:
-                self.state.num_input_tokens_seen += (
-                    info.global_tokens if what == "non_padding" else info.global_padded_tokens
-                )
+    # -- what counts as trained
+
+    def commit(self) -> None:
+        """The optimizer has stepped: what the update was made of counts as trained, in the loader and in the ledger."""
+        self._run.update_done(self._trained)
+        self._trained.clear()
+
+
+def check_targets(batch: Any, info: StepInfo) -> None:
+    """Raise OdbError if the batch has more or fewer targets than were counted in its samples.
+
+    The loss is a mean over those in the batch and its weight is the number of those in the samples, so that a collate
+    function that pads labels with anything but -100, or masks some, would silently bend the gradient.
+    """
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    if info.idle or not isinstance(labels, torch.Tensor) or labels.dim() != 2:
+        return
+    there = int((labels[:, 1:] != IGNORE_INDEX).sum())
+    if there != info.loss_tokens:
+        raise OdbError(
+            f"the labels of a micro-batch have {there} targets, but those of its samples {info.loss_tokens} (samples "
+            f"{', '.join(map(str, info.indices[:4]))}{', ...' if len(info.indices) > 4 else ''}), so its mean loss "
+            f"cannot be weighed; pad labels on the right with {IGNORE_INDEX} in the collate function and mask none "
+            "there, or pass an odb_observe that counts as it does."
+        )
+
+
+def zero_loss(model: Any, inputs: Any) -> torch.Tensor:
+    """Exactly zero, with a zero gradient for every parameter: the weight of fillers and of batches without targets.
+
+    The model's own loss would be the mean over no target, which is not a number.
+    """
+    outputs = model(**{key: value for key, value in inputs.items() if key != "labels"})
+    logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+    zero: torch.Tensor = (logits.float() * 0.0).sum()
+    return zero
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """`batch` with its tensors on `device`; copies from page-locked memory do not wait for the device."""
+    return map_tensors(batch, lambda t: t.to(device, non_blocking=device.type == "cuda" and t.is_pinned()))

@@ -24,7 +24,7 @@ from odb_factory.core.loss_scale import loss_scale
 from odb_factory.runtime.messages import StepInfo
 from odb_factory.tools.demo.data import make_data
 from odb_factory.tools.demo.model import make_vl_model
-from odb_factory.trainer.micro import zero_loss
+from odb_factory.trainer.updates import zero_loss
 from tests.dist import run_ranks
 from tests.trainer.engines import ENGINES, LEARNING_RATE, Engine, import_deepspeed, zero_config
 from tests.trainer.tiny import KeepDouble, free_port, launch_like_torchrun, relative_error

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from odb_factory import OdbConfig
-from odb_factory.trainer.progress import SampleProgress
+from odb_factory.trainer.ledger import Ledger
 from odb_factory.trainer.record import advice, announcement, resumption
 
 SUMMARY = {
@@ -31,9 +31,9 @@ SUMMARY = {
     ],
 )
 def test_where_a_resumed_run_goes_on(done: int, epoch: int, over: bool, text: str) -> None:
-    progress = SampleProgress(dataset_size=1500, epochs=2, first_guess=1)
-    progress.restore({"updates": 3, "emitted": done, "in_epoch": done, "epochs_done": epoch})
-    assert resumption(progress, epoch, over=over) == f"Online Dynamic Batching: {text}"
+    ledger = Ledger(dataset_size=1500, epochs=2, first_guess=1)
+    ledger.in_epoch = done
+    assert resumption(ledger, epoch, over=over) == f"Online Dynamic Batching: {text}"
 
 
 @pytest.mark.parametrize(

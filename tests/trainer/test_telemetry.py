@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from odb_factory.runtime.messages import StepInfo
+from odb_factory.trainer.ledger import Ledger
 from odb_factory.trainer.picture import RunPicture, draw, table_of
 from odb_factory.trainer.series import BIN_EDGES, Lengths, Series
 from odb_factory.trainer.telemetry import Meter, figures_of
@@ -68,44 +69,54 @@ RANKS = [
 ]
 
 
+def alone(sums: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The reduction of a run on one rank."""
+    return sums, work
+
+
+class Timed:
+    """A ledger and its meter, driven as a trainer does."""
+
+    def __init__(self, world_size: int, reduce: Any) -> None:
+        self.clock = Clock()
+        self.ledger = Ledger(dataset_size=100, epochs=1, first_guess=1, world_size=world_size)
+        self.meter = Meter(self.ledger, reduce, self.clock)
+
+    def update(self, steps: list[StepInfo], *, wait: float, work: float) -> None:
+        self.meter.begin_update()
+        with self.meter.waiting():
+            self.clock.now += wait
+        self.clock.now += work
+        self.ledger.add(steps)
+        self.meter.end_update(steps)
+
+
 @pytest.fixture
-def world() -> list[Meter]:
-    """Two meters whose reductions see each other's quantities."""
-    meters: list[Meter] = []
+def world() -> list[Timed]:
+    """Two ranks whose reductions see each other's quantities."""
+    ranks: list[Timed] = []
 
     def make(own: int) -> Any:
         def reduce(sums: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            other = meters[1 - own]
-            names = (
-                "rank_seconds",
-                "wait_seconds",
-                "idle",
-                "window_samples",
-                "window_bytes",
-                "align_seconds",
-            )
-            return sums + np.array([other._local[n] for n in names]), np.maximum(work, other._work)
+            other_sums, other_work = ranks[1 - own].meter.own()
+            return sums + other_sums, np.maximum(work, other_work)
 
         return reduce
 
     for rank, (steps, wait) in enumerate(zip(RANKS, (1.0, 3.0), strict=True)):
-        clock = Clock()
-        meter = Meter(2, make(rank), clock)
+        timed = Timed(2, make(rank))
         for part in (steps[:2], steps[2:]):
-            meter.begin_update()
-            with meter.waiting():
-                clock.now += wait
-            clock.now += 4.0
-            meter.end_update(part)
-            with meter.paused():
-                clock.now += 1000  # an evaluation
-        meters.append(meter)
-    return meters
+            timed.update(part, wait=wait, work=4.0)
+            with timed.meter.paused():
+                timed.clock.now += 1000  # an evaluation
+        ranks.append(timed)
+    return ranks
 
 
-def test_figures_are_those_of_all_ranks(world: list[Meter]) -> None:
-    state = world[0].state()
-    figures = world[0].figures()
+def test_figures_are_those_of_all_ranks(world: list[Timed]) -> None:
+    meter = world[0].meter
+    state = meter.state()
+    figures = meter.figures()
     seconds = (2 * 5.0 + 2 * 7.0) / 2  # mean over ranks of both updates, without the evaluations
     assert figures == pytest.approx(
         {
@@ -124,28 +135,36 @@ def test_figures_are_those_of_all_ranks(world: list[Meter]) -> None:
         },
         rel=1e-5,
     )
-    assert figures_of(world[0].run) == pytest.approx(figures)
-    assert figures_of(state) == pytest.approx(figures), "what a checkpoint saves includes what was not logged yet"
+    assert meter.figures_of_run() == pytest.approx(figures)
+    assert state == pytest.approx(meter.run), "what a checkpoint saves includes what was not logged yet"
 
 
-def test_a_log_starts_anew_and_the_run_adds_up(world: list[Meter]) -> None:
-    meter = Meter(1, lambda sums, work: (sums, work), clock := Clock())
+def test_a_log_starts_anew_and_the_run_adds_up() -> None:
+    timed = Timed(1, alone)
     logged = []
     for steps in RANKS[0][:2], RANKS[0][2:]:
-        meter.begin_update()
-        clock.now += 2
-        meter.end_update(steps)
-        logged.append(meter.figures())
+        timed.update(steps, wait=0.0, work=2.0)
+        logged.append(timed.meter.figures())
     assert [f["samples_per_step"] for f in logged] == [5, 1]
     assert [f["samples_per_second"] for f in logged] == [10 / 2, 1 / 2]
-    assert figures_of(meter.run)["samples_per_second"] == pytest.approx(11 / 4)
-    later = Meter(1, lambda sums, work: (sums, work))
-    later.restore(json.loads(json.dumps(meter.state())))
-    assert figures_of(later.run) == figures_of(meter.run)
+    assert timed.meter.figures_of_run()["samples_per_second"] == pytest.approx(11 / 4)
+    later = Meter(timed.ledger, alone)
+    later.restore(json.loads(json.dumps(timed.meter.state())))
+    assert later.figures_of_run() == timed.meter.figures_of_run()
+
+
+def test_rates_of_a_run_whose_beginning_was_not_timed_are_those_of_its_end() -> None:
+    """States of old versions say nothing of time."""
+    timed = Timed(1, alone)
+    timed.update(RANKS[0][:2], wait=0.0, work=2.0)
+    timed.meter.restore(None)
+    timed.update(RANKS[0][2:], wait=0.0, work=2.0)
+    timed.meter.figures()
+    assert timed.meter.figures_of_run()["samples_per_second"] == pytest.approx(1 / 2)
 
 
 def test_nothing_trained_gives_zeros() -> None:
-    assert set(Meter(1, lambda sums, work: (sums, work)).figures().values()) == {0.0}
+    assert set(Timed(1, alone).meter.figures().values()) == {0.0}
 
 
 def test_a_long_series_stays_small_and_loses_nothing() -> None:

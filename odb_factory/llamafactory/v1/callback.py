@@ -39,8 +39,8 @@ class OdbCallback(TrainerCallback):
             )
         )
         if generator.resumed:
-            over = generator.progress.updates >= generator.trainer.num_training_steps
-            logger.info_rank0(resumption(generator.progress, state.epoch, over=over))
+            over = generator.ledger.updates >= generator.trainer.num_training_steps
+            logger.info_rank0(resumption(generator.ledger, state.epoch, over=over))
 
     def on_epoch_begin(self, args: Any, state: Any, **_: Any) -> None:
         self._record.open_epoch()
@@ -50,7 +50,7 @@ class OdbCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, logs: dict[str, Any], **_: Any) -> None:
         logs.update({PREFIX + name: value for name, value in self._record.meter.figures().items()})
-        logs[PREFIX + "epoch"] = round(self._generator.progress.epoch, 6)
+        logs[PREFIX + "epoch"] = round(self._generator.ledger.epoch, 6)
 
     def on_epoch_end(self, args: Any, state: Any, **_: Any) -> None:
         self._record.close_epoch(None)  # of an epoch that max_steps ended
@@ -59,7 +59,7 @@ class OdbCallback(TrainerCallback):
         generator = self._generator
         known = known_of(
             generator.config,
-            generator.progress,
+            generator.ledger,
             ranks=generator.loader.world_size,
             samples=args.odb_samples_per_update,
         )

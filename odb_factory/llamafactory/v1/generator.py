@@ -14,9 +14,8 @@ from odb_factory.llamafactory.v1.dataset import Collate, RenderedDataset
 from odb_factory.llamafactory.v1.strategy import KEY, MicroBatchProvider, UpdateInMaking
 from odb_factory.runtime.loader import OdbDataLoader
 from odb_factory.runtime.messages import StepInfo
-from odb_factory.trainer.progress import SampleProgress
+from odb_factory.trainer.ledger import Ledger
 from odb_factory.trainer.record import RunRecord
-from odb_factory.trainer.report import Audit
 
 SAVED = ("loader", "progress", "audit")
 """Keys of a state, beside those of stock v1."""
@@ -32,7 +31,7 @@ class OdbBatchGenerator(BatchGenerator):
         args, kwargs: as of v1's `BatchGenerator`.
 
     Raises:
-        ValueError: a streamed data set, or a recipe that contradicts itself.
+        ValueError: a streamed dataset, or a recipe that contradicts itself.
     """
 
     def __init__(self, *args: Any, trainer: Any, **kwargs: Any) -> None:
@@ -68,29 +67,27 @@ class OdbBatchGenerator(BatchGenerator):
         strategy = BatchingPlugin(STRATEGY)
         assert strategy.get_data_provider_batch_size(self._batch_info) == 1
         self._length = strategy.compute_length(self._data_provider, self._batch_info)
-        self.progress = SampleProgress(
+        self.ledger = Ledger(
             dataset_size=len(self._data_provider),
             epochs=args.num_train_epochs,
             first_guess=self._length * args.num_train_epochs,
+            rank=self.loader.rank,
+            world_size=self.loader.world_size,
         )
+        self.ledger.token_budget = self.config.token_budget
 
     # -- a run
 
     def begin(self) -> None:
         """A run begins, or goes on: opens its record. Every rank calls it."""
         args = self.trainer.args
-        audit = Audit(
+        self.record = RunRecord(
+            self.ledger,
             args.output_dir,
-            rank=self.loader.rank,
-            world_size=self.loader.world_size,
-            dataset_size=self.progress.dataset_size,
-            token_budget=self.config.token_budget,
+            device=self.trainer.device,
             write_steps=args.odb_audit,
-            keep_updates=self.progress.updates if self._saved else 0,
+            saved=self._saved,
         )
-        self.record = RunRecord(audit, world_size=self.loader.world_size, device=self.trainer.device)
-        if self._saved is not None:
-            self.record.restore(self._saved["audit"])
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch (0-based)."""
@@ -110,9 +107,6 @@ class OdbBatchGenerator(BatchGenerator):
             self._end_epoch()
             raise StopIteration
         self._handed_out = True
-        before = self.progress.epoch
-        self.progress.advance(self.infos)
-        self._tell_trainer(before)
         return batch
 
     def _end_epoch(self) -> None:
@@ -120,26 +114,28 @@ class OdbBatchGenerator(BatchGenerator):
             # a run that was resumed, and all that was left of the epoch was dropped
             assert self.record is not None
             self.record.close_epoch(self.loader.epoch_ends[-1])
-            self.progress.cut_epoch()
-            self._tell_trainer(self.progress.epoch)
+            self.ledger.cut_epoch()
+            self._tell_trainer(self.ledger.epoch)
 
     def _tell_trainer(self, epoch_before: float) -> None:
         """How many updates the run has, as is known now, and whether this one is followed by a checkpoint."""
         trainer, args = self.trainer, self.trainer.args
         if not args.max_steps or args.max_steps <= 0:
-            trainer.num_training_steps = self.progress.estimated_updates()
+            trainer.num_training_steps = self.ledger.estimated_updates()
             if hasattr(trainer, "state"):  # not yet when it resumes
                 trainer.state.num_training_steps = trainer.num_training_steps
         if args.save_epochs is not None:
             # v1 turned it into a number of updates, of which an epoch has as many as it turns out to have
-            one, other = (math.floor(epoch / args.save_epochs + 1e-9) for epoch in (epoch_before, self.progress.epoch))
+            one, other = (math.floor(epoch / args.save_epochs + 1e-9) for epoch in (epoch_before, self.ledger.epoch))
             args.save_steps = 1 if other > one else None
 
     def update_done(self) -> None:
         """The update that was handed out is trained. Every rank calls it."""
         assert self.record is not None
-        self.record.add_update(self.infos, self.progress.updates)
-        if self.progress.epoch_over:
+        before = self.ledger.epoch
+        self.record.add_update(self.infos)
+        self._tell_trainer(before)
+        if self.ledger.epoch_over:
             self.record.close_epoch(self.loader.epoch_ends[-1])
 
     def close(self) -> None:
@@ -155,8 +151,7 @@ class OdbBatchGenerator(BatchGenerator):
         assert self.record is not None
         return {
             "loader": self.loader.state_dict(),
-            "progress": self.progress.state(),
-            "audit": self.record.state(),
+            **self.record.state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -164,7 +159,7 @@ class OdbBatchGenerator(BatchGenerator):
 
         Raises:
             ValueError: it was saved with another strategy.
-            StateError: it is of another data set, seed or order.
+            StateError: it is of another dataset, seed or order.
         """
         if not set(SAVED) <= set(state):
             raise ValueError(
@@ -172,10 +167,10 @@ class OdbBatchGenerator(BatchGenerator):
                 "done; resume it with the strategy that saved it, or start anew."
             )
         self.loader.load_state_dict(state["loader"])
-        self.progress.restore(state["progress"])
+        self.ledger.restore(state)
         self._saved = state
         self.trainer._resume_epoch = state["loader"]["epoch"]
-        self._tell_trainer(self.progress.epoch)
+        self._tell_trainer(self.ledger.epoch)
 
     @property
     def resumed(self) -> bool:

@@ -16,7 +16,7 @@ from odb_factory.llamafactory.v1.arguments import STRATEGY
 from odb_factory.runtime.loader import OdbDataLoader
 from odb_factory.runtime.messages import StepInfo
 from odb_factory.runtime.observe import IGNORE_INDEX
-from odb_factory.trainer.micro import closes_update
+from odb_factory.trainer.updates import closes_update
 
 KEY = "odb_update"
 """Where v1's `batch_info` holds the `UpdateInMaking`."""
@@ -55,7 +55,7 @@ class MicroBatchProvider:
         self._update = update
 
     def __len__(self) -> int:
-        """Samples of the data set."""
+        """Samples of the dataset."""
         return len(self.loader.dataset)
 
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
