@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from odb_factory.demo.model import make_text_model
 
+from odb_factory.tools.demo.model import make_text_model
 from tests.resume.runs import DROPPED, EPOCHS, SIZE, Stage, audit, reads, run
 
 pytestmark = pytest.mark.distributed
