@@ -6,10 +6,10 @@ import argparse
 import dataclasses
 import json
 import sys
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from odb_factory.tools.doctor.result import Check
+from odb_factory.tools.doctor.machine import Machine
+from odb_factory.tools.doctor.registry import CHECKS, run_checks
+from odb_factory.tools.doctor.result import Check, Status
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,10 +28,6 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ValueError: an unknown check, or an impossible port.
     """
-    from odb_factory.tools.doctor.machine import Machine
-    from odb_factory.tools.doctor.registry import CHECKS, run_checks
-    from odb_factory.tools.doctor.result import Status
-
     if options.list:
         for name, function in CHECKS.items():
             print(f"{name:14} {(function.__doc__ or '').splitlines()[0]}")

@@ -9,6 +9,9 @@ import os
 import sys
 from pathlib import Path
 
+from odb_factory.tools.doctor.environment import OTHER_TRAINERS, is_on
+from odb_factory.tools.plan import MOST_SEED
+
 OVERRIDES = "overrides"
 """The option that collects `key=value` arguments from anywhere on the command line."""
 
@@ -56,8 +59,6 @@ def _positive(text: str) -> int:
 
 
 def _seed(text: str) -> int:
-    from odb_factory.tools.plan.recipe import MOST_SEED
-
     if not text.isdigit() or int(text) > MOST_SEED:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0 to {MOST_SEED}")
     return int(text)
@@ -108,8 +109,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_trainer() -> None:
     """Raise ValueError if an environment variable would hand the run to another trainer."""
-    from odb_factory.tools.doctor.environment import OTHER_TRAINERS, is_on
-
     for name, effect in OTHER_TRAINERS.items():
         if is_on(os.environ, name):
             raise ValueError(f"{name}={os.environ[name]} {effect}, so there is nothing to plan; unset {name}.")

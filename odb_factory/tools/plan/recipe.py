@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from odb_factory.llamafactory.checks import check_recipe
 from odb_factory.llamafactory.seams import SeamError, check_version
-from odb_factory.trainer.options import check_samples_per_update
+from odb_factory.tools.plan import MOST_SEED
 
 VERBOSITY = "LLAMAFACTORY_VERBOSITY"
 """Environment variable that sets the log level of LLaMA-Factory's parser."""
@@ -38,9 +37,6 @@ MACHINE_FIELDS: dict[str, Any] = {
     "resume_from_checkpoint": None,
 }
 """Fields that depend on the machine or the run, not on the data, and the values that planning replaces them with."""
-
-MOST_SEED = 2**32 - 1
-"""numpy's largest seed; LLaMA-Factory seeds numpy, too."""
 
 RANGES: dict[str, tuple[int, int | None]] = {
     "seed": (0, MOST_SEED),
@@ -134,6 +130,10 @@ def check_kind(file: Path, values: dict[str, Any]) -> None:
 
 
 def _parse(file: Path, values: dict[str, Any]) -> tuple[Any, ...]:
+    # here, where `translated` turns the ImportError of a broken torch or transformers into a sentence
+    from odb_factory.llamafactory.checks import check_recipe
+    from odb_factory.trainer.options import check_samples_per_update
+
     try:
         check_version()
     except SeamError as error:
