@@ -192,6 +192,7 @@ class Ledger:
         return {
             "progress": {
                 "updates": counts.pop("updates", 0),
+                "emitted": self.emitted,  # for whoever reads the file; `restore` takes it from the totals
                 "in_epoch": self.in_epoch,
                 "epochs_done": self._epochs_done,
             },
