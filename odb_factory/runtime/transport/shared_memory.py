@@ -123,17 +123,21 @@ class JoinInSlot(TorchFunctionMode):
             kwargs = kwargs if out is None else {**kwargs, "out": out}
         return func(*args, **kwargs)
 
-    def _place_for(self, func: Any, tensors: Any, *args: Any, **kwargs: Any) -> torch.Tensor | None:
-        if not isinstance(tensors, list | tuple) or not all(map(_is_plain, tensors)):
+    def _place_for(self, func: Any, tensors: Any, dim: Any = 0, **other: Any) -> torch.Tensor | None:
+        usual = not other and isinstance(dim, int) and isinstance(tensors, list | tuple) and len(tensors) > 0
+        if not usual or not all(map(_is_plain, tensors)) or sum(tensor.nbytes for tensor in tensors) < BLOCK:
             return None
-        if sum(tensor.nbytes for tensor in tensors) < BLOCK:
+        first, stacked = tensors[0], func is torch.stack
+        dim += (first.dim() + stacked) * (dim < 0)
+        rests = {
+            (t.dtype, *t.shape) if stacked else (t.dtype, *t.shape[:dim], -1, *t.shape[dim + 1 :]) for t in tensors
+        }
+        if len(rests) > 1 or not 0 <= dim < first.dim() + stacked:  # other types, or an error, which torch will raise
             return None
-        try:
-            result = func([tensor.to("meta") for tensor in tensors], *args, **kwargs)
-        except Exception:  # the same will be raised again
-            return None
-        memory = self._allocate(result.nbytes) if result.is_contiguous() else None
-        return None if memory is None else torch.frombuffer(memory, dtype=result.dtype).reshape(result.shape)
+        shape = list(first.shape)
+        shape[dim : dim + (not stacked)] = [len(tensors) if stacked else sum(t.shape[dim] for t in tensors)]
+        memory = self._allocate(sum(tensor.nbytes for tensor in tensors))
+        return None if memory is None else torch.frombuffer(memory, dtype=first.dtype).reshape(shape)
 
     def _allocate(self, nbytes: int) -> memoryview | None:
         if self._memory is None:
@@ -160,4 +164,5 @@ def _is_plain(tensor: Any) -> bool:
         and tensor.device.type == "cpu"
         and tensor.layout is torch.strided
         and not tensor.requires_grad
+        and tensor.is_contiguous()
     )
