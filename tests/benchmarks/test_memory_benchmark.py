@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.memory import view
-from benchmarks.memory.epoch import LARGEST, MB, Peak
+from benchmarks.memory.epoch import LARGEST, MB, QUEUE_STEPS, Peak
 from benchmarks.rows import Row, read_rows
+from odb_factory.runtime.session import MORE_SLOTS
 
 
-def test_a_peak_is_within_the_window_two_batches_and_four_samples() -> None:
-    most = 100 * MB + 2 * 40 * MB + 4 * LARGEST
+def test_a_peak_is_within_the_window_the_finished_batches_one_more_and_four_samples() -> None:
+    assert (QUEUE_STEPS, MORE_SLOTS) == (1, 4)
+    most = 100 * MB + 6 * 40 * MB + 4 * LARGEST
     peak = Peak(100 * MB, most, 40 * MB, padding=0.1, steps=3, rounds=2, short=1, samples=9)
     assert peak.within
     assert not dataclasses.replace(peak, peak=most + 1).within
