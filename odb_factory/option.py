@@ -2,7 +2,7 @@
 
 A dataclass declares an option as `field(default=..., metadata=option("meaning", check))`. Validation, the recipe fields
 of LLaMA-Factory and of its v1, their `--help` and the table in docs/fields.md are made from that, so that a new option
-is a new field of `OdbConfig`, and nothing else.
+is a new field of `OdbConfig` (and a line in the tables of tests/core/test_config.py).
 """
 
 from __future__ import annotations
