@@ -13,8 +13,8 @@ from odb_factory.option import Option, check_options, integer, number, option
 
 SAMPLES_PER_UPDATE = Option(
     help="An optimizer update closes when so many samples were emitted over all ranks, instead of after "
-    "`gradient_accumulation_steps` micro-batches: at least so many, and the step that reaches the number counts in full "
-    "(`odb/samples_per_update` tells). Keeps a tuned batch size and learning rate at any budget.",
+    "`gradient_accumulation_steps` micro-batches: at least so many, and the step that reaches the number counts in "
+    "full (`odb/samples_per_update` tells). Keeps a tuned batch size and learning rate at any budget.",
     check=integer(1, optional=True),
 )
 """Declares `odb_samples_per_update`, an argument of the trainer, which `OdbConfig` does not need."""
