@@ -33,9 +33,8 @@ CELLS = [
         worlds,
         list(CHANGES)[(row + column) % len(CHANGES)],
         1 + 2 * ((row + column) % 2),
-        marks=[]
-        if column == row % len(WORLDS)
-        else pytest.mark.slow,  # each stop, and each pair of worlds, is fast once
+        # each stop, and each pair of worlds, is once among the fast tests
+        marks=[] if column == row % len(WORLDS) else pytest.mark.slow,
     )
     for row, stop in enumerate(STOPS)
     for column, worlds in enumerate(WORLDS)
